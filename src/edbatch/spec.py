@@ -1,0 +1,42 @@
+"""What is known of a value before it exists: shape, dtype, device. Everything downstream of recording is keyed by it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+_SHORT = {
+    torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
+    torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """Shape, dtype and device of one example's value; batched values have a further first dimension.
+
+    >>> Spec((2, 3), torch.float32, torch.device("cpu"))
+    f32[2,3]
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Spec:
+        return Spec(tuple(tensor.shape), tensor.dtype, tensor.device)
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point or self.dtype.is_complex
+
+    def empty(self, *leading: int) -> torch.Tensor:
+        """An uninitialised tensor of this spec, with further leading dimensions."""
+        return torch.empty((*leading, *self.shape), dtype=self.dtype, device=self.device)
+
+    def __repr__(self) -> str:
+        name = _SHORT.get(self.dtype, str(self.dtype).removeprefix("torch."))
+        where = "" if self.device.type == "cpu" else f"@{self.device}"
+        return f"{name}[{','.join(map(str, self.shape))}]{where}"
