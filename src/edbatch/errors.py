@@ -1,4 +1,7 @@
-"""The errors of edbatch. Each message says what happened, where, and what to do about it."""
+"""The errors of edbatch. Each message says what happened, where, and what to do about it.
+
+A local fact is raised deep down; which example and which of the user's lines it was is added once, in `pipeline.py`.
+"""
 
 from __future__ import annotations
 
@@ -17,3 +20,31 @@ class PolicyError(EdbatchError, ValueError):
 
 class CaptureError(EdbatchError):
     """A cell's body cannot be captured as a functional graph; the cell then runs one by one."""
+
+
+class RecordingError(EdbatchError, TypeError):
+    """A batched function did something that cannot be recorded."""
+
+
+class ValueReadError(RecordingError):
+    """A lazy value was read (in an `if`, by `int()`, `.item()`, …) before it exists."""
+
+
+class LeakedValueError(RecordingError):
+    """A lazy value was used outside the call that made it."""
+
+
+class InPlaceError(RecordingError):
+    """A lazy value was written in place, or into a plain tensor."""
+
+
+class BatchError(EdbatchError, ValueError):
+    """The columns or the results of a batched call do not fit together."""
+
+
+class GradientError(EdbatchError, RuntimeError):
+    """A gradient was asked for that a batched call cannot give."""
+
+
+class CheckError(EdbatchError, AssertionError):
+    """`edbatch.check` found a difference between batched and one-by-one execution."""

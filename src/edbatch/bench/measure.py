@@ -1,0 +1,181 @@
+"""How things are timed: functions come in, seconds per round, their medians and quartiles go out.
+
+Contenders take turns, round after round, because a shared machine's speed drifts: what is compared was run within the
+same moments. Ratios are taken per round before their median is.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+from rich.progress import Progress
+
+from edbatch.errors import EdbatchError
+
+MIN_ROUNDS = 30
+
+
+class BenchError(EdbatchError, ValueError):
+    """A measurement was asked for that cannot be made, or contenders do not agree."""
+
+
+class Spread(NamedTuple):
+    """Median and quartiles of so many rounds.
+
+    >>> Spread.of([4.0, 1.0, 2.0, 3.0, 5.0])
+    Spread(median=3.0, lower=2.0, upper=4.0, rounds=5)
+    """
+
+    median: float
+    lower: float
+    upper: float
+    rounds: int
+
+    @staticmethod
+    def of(values: list[float]) -> Spread:
+        lower, _, upper = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else 3 * values
+        return Spread(statistics.median(values), lower, upper, len(values))
+
+    def scaled(self, factor: float) -> Spread:
+        return Spread(factor * self.median, factor * self.lower, factor * self.upper, self.rounds)
+
+
+class Rounds:
+    """Seconds per contender and round.
+
+    >>> rounds = Rounds({"slow": {0: 4.0, 2: 6.0}, "quick": {0: 2.0, 1: 1.0, 2: 2.0}})
+    >>> rounds.spread("quick").median, rounds.ratio("slow", "quick").median
+    (2.0, 2.5)
+    """
+
+    def __init__(self, seconds: Mapping[str, Mapping[int, float]]) -> None:
+        self.seconds = seconds
+
+    def spread(self, name: str) -> Spread:
+        return Spread.of(list(self.seconds[name].values()))
+
+    def ratio(self, over: str, under: str) -> Spread:
+        """Of the time of `over` to that of `under`, in the rounds where both ran."""
+        first, second = self.seconds[over], self.seconds[under]
+        return Spread.of([first[number] / second[number] for number in first if number in second])
+
+
+def interleave(
+    contenders: Mapping[str, Callable[[], object]],
+    rounds: int,
+    *,
+    fewer: Mapping[str, int] | None = None,
+    after: Mapping[str, Callable[[], object]] | None = None,
+    advance: Callable[[], object] = lambda: None,
+) -> Rounds:
+    """Times every contender once a round; those in `fewer` only in so many rounds, evenly spread.
+
+    Each runs once before the clock starts. Garbage is collected outside the clock, so nobody pays for another's.
+
+    Args:
+        after: What to do after a contender was timed, outside the clock.
+        advance: Called after each round, for a progress bar.
+    """
+    for contender in contenders.values():
+        contender()
+    seconds: dict[str, dict[int, float]] = {name: {} for name in contenders}
+    names = list(contenders)
+    gc.collect()
+    gc.freeze()
+    try:
+        for number in range(rounds):
+            for name in names[number % len(names) :] + names[: number % len(names)]:
+                share = (fewer or {}).get(name, rounds)
+                if number * share % rounds < share:
+                    seconds[name][number] = _time(contenders[name])
+                    (after or {}).get(name, lambda: None)()
+            advance()
+    finally:
+        gc.unfreeze()
+    return Rounds(seconds)
+
+
+def _time(function: Callable[[], object]) -> float:
+    gc.collect()
+    begin = time.perf_counter()
+    function()
+    return time.perf_counter() - begin
+
+
+@contextmanager
+def progress(description: str, total: int) -> Iterator[Callable[[], object]]:
+    """A progress bar on stderr; yields the function that advances it by one."""
+    with Progress(console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(description, total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def num_threads(threads: int | None) -> Iterator[None]:
+    """Torch with so many threads, and with as many as before afterwards; None changes nothing."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a reader needs to judge the numbers."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "torch_threads": torch.get_num_threads(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        **{package: version(package) for package in ("numpy", "numba", "edbatch")},
+    }
+
+
+def _cpu_name() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes all of the file or, if anything fails, nothing: a reader never sees half of it."""
+    text = json.dumps(value, indent=2) + "\n"
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def check_rounds(rounds: int) -> None:
+    """Refuses fewer rounds than a median needs."""
+    if rounds < MIN_ROUNDS:
+        raise BenchError(f"{rounds} rounds are too few for a median to trust; ask for {MIN_ROUNDS} or more")
+
+
+def check_output(path: Path | None) -> None:
+    """Refuses a path that could not be written, before minutes are spent on measuring."""
+    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()):
+        raise BenchError(f"cannot write {path}: give a file name in an existing folder that may be written to")

@@ -1,0 +1,123 @@
+"""`edbatch bench recording`: microseconds that recording adds to a call of a cell.
+
+Each model is recorded, and then run again with its cells replaced by functions that return a constant: what is left is
+the user's own Python, and the difference is what edbatch costs per call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.table import Table
+from torch import Tensor, nn
+
+import edbatch
+from edbatch.bench import measure
+from edbatch.bench.measure import MIN_ROUNDS, Spread
+from edbatch.datasets import NUM_LABELS, load_trees
+from edbatch.models import TreeLSTM
+
+
+class LSTMChain(nn.Module):
+    """An LSTM cell, not marked, called `steps` times on the same input."""
+
+    def __init__(self, dim: int, steps: int) -> None:
+        super().__init__()
+        self.cell = nn.LSTMCell(dim, dim)
+        self.steps = steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = c = x
+        for _ in range(self.steps):
+            h, c = self.cell(x, (h, c))
+        return h
+
+
+class LinearChain(nn.Module):
+    """A linear layer, not marked, called `steps` times on its own result."""
+
+    def __init__(self, dim: int, steps: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(dim, dim)
+        self.steps = steps
+
+    def forward(self, x: Tensor) -> Tensor:
+        for _ in range(self.steps):
+            x = self.layer(x)
+        return x
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, what it is called on, how many cell calls that makes, and the constants its cells are replaced by."""
+
+    name: str
+    model: nn.Module
+    examples: Any
+    num_calls: int
+    constants: dict[str, Any]
+
+    def record(self) -> object:
+        return edbatch.record(self.model, self.examples)
+
+    def run_bare(self) -> Callable[[], object]:
+        """The model's own Python, with every cell a function that returns a constant."""
+        bare = object.__new__(type(self.model))
+        bare.__dict__.update(self.model.__dict__)
+        for name, constant in self.constants.items():
+            bare.__dict__[name] = _returning(constant)
+        return lambda: [bare.forward(example) for example in self.examples]
+
+
+def _returning(constant: Any) -> Callable[..., Any]:
+    return lambda *_: constant
+
+
+def run(batch_size: int = 64, rounds: int = MIN_ROUNDS, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
+    """Measures and returns all there is to say, ready for JSON."""
+    bank = load_trees("train", folder=data)
+    cases = _cases(bank.trees[:batch_size], len(bank.vocabulary), batch_size)
+    contenders: dict[str, Callable[[], object]] = {}
+    for case in cases:
+        contenders |= {f"{case.name}, recorded": case.record, f"{case.name}, bare": case.run_bare()}
+    with measure.progress("measuring", rounds) as advance:
+        times = measure.interleave(contenders, rounds, advance=advance).seconds
+    microseconds = {}
+    for case in cases:
+        recorded, bare = (list(times[f"{case.name}, {what}"].values()) for what in ("recorded", "bare"))
+        beyond = [a - b for a, b in zip(recorded, bare, strict=True)]
+        columns = {"recorded": recorded, "same Python, constants": bare, "recording adds": beyond}
+        microseconds[case.name] = {"calls": case.num_calls} | {
+            name: Spread.of(seconds).scaled(1e6 / case.num_calls)._asdict() for name, seconds in columns.items()
+        }
+    return {"data": bank.source, "machine": measure.machine_facts(), "microseconds_per_call": microseconds}
+
+
+def _cases(trees: list[Any], vocab: int, batch_size: int, dim: int = 8, steps: int = 40) -> list[Case]:
+    calls_of_trees = sum(2 for tree in trees for _ in tree.nodes())  # a state and a loss at every node
+    state = None, None
+    columns = list(torch.zeros(batch_size, dim))
+    return [
+        Case("TreeLSTM, marked cells", TreeLSTM(vocab, dim, NUM_LABELS), trees, calls_of_trees,
+             {"leaf": state, "node": state, "out": (0.0, None)}),
+        Case("nn.LSTMCell", LSTMChain(dim, steps), columns, batch_size * steps, {"cell": state}),
+        Case("nn.Linear", LinearChain(dim, steps), columns, batch_size * steps, {"layer": None}),
+    ]  # fmt: skip
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    machine = result["machine"]
+    table = Table("µs per call", "calls", title="Recording", caption=f"{machine['cpu']}, python {machine['python']}")
+    for name, row in result["microseconds_per_call"].items():
+        spreads = {key: value for key, value in row.items() if key != "calls"}
+        if not table.rows:
+            for column in spreads:
+                table.add_column(column)
+        texts = (f"{s['median']:.2f} ({s['lower']:.2f} – {s['upper']:.2f})" for s in spreads.values())
+        table.add_row(name, str(row["calls"]), *texts)
+    return [table]

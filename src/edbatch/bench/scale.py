@@ -1,0 +1,139 @@
+"""`edbatch bench scale`: how edbatch behaves on large graphs, long chains and in a fresh process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+from rich.table import Table
+
+import edbatch
+from edbatch.bench import measure
+from edbatch.bench.measure import BenchError, Spread
+from edbatch.bench.recording import LSTMChain
+from edbatch.datasets import Tree, random_trees
+
+POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "bound-greedy")
+IMPORT = "import time, torch; begin = time.perf_counter(); import edbatch; print(time.perf_counter() - begin)"
+FIRST_USE = """
+import time, torch, edbatch
+from edbatch.datasets import random_trees
+from edbatch.models import TreeLSTM
+bank = random_trees(4, seed=0, num_words=100)
+batched = edbatch.batch(TreeLSTM(len(bank.vocabulary), 8, 5), policy="bound-greedy")
+begin = time.perf_counter()
+batched(bank.trees)[0].sum().backward()
+print(time.perf_counter() - begin)
+"""
+
+
+def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -> dict[str, Any]:
+    """Measures and returns all there is to say, ready for JSON."""
+    graph = tree_graph(random_trees(500, seed=0).trees, num_nodes)
+    with measure.progress("measuring", len(POLICIES) + 3) as advance:
+        schedules = {}
+        for policy in POLICIES:
+            schedules[policy] = _schedule(graph, policy, repeats)
+            advance()
+        chain = _chain(num_steps, repeats)
+        advance()
+        imports = Spread.of([_in_fresh_process(IMPORT) for _ in range(repeats)])
+        advance()
+        first_use, cached = _first_use(repeats)
+    return {
+        "machine": measure.machine_facts(),
+        "num_nodes": graph.num_nodes,
+        "lower_bound": graph.lower_bound(),
+        "schedule": schedules,
+        "num_steps": num_steps,
+        "chain_seconds": chain._asdict(),
+        "import_seconds_beyond_torch": imports._asdict(),
+        "first_call_seconds_without_cache": first_use._asdict(),
+        "first_call_seconds_with_cache": cached._asdict(),
+    }
+
+
+def tree_graph(trees: Iterable[Tree], num_nodes: int) -> edbatch.Graph:
+    """The graph of these trees, a state and an output per tree node, repeated until it has `num_nodes` nodes or more."""
+    types: list[str] = []
+    inputs: list[list[int]] = []
+    for tree in trees:
+        states: list[int] = []
+        for node in tree.nodes():
+            inputs.append([] if node.is_leaf else [states.pop(), states.pop()][::-1])
+            types.append("leaf" if node.is_leaf else "node")
+            states.append(len(types) - 1)
+            types.append("out")
+            inputs.append([states[-1]])
+    once = edbatch.Graph.from_lists(types, inputs)
+    times = -(-num_nodes // once.num_nodes)
+    shift = np.arange(times)[:, None]
+    return edbatch.Graph(
+        types=np.tile(once.types, times),
+        inputs=(once.inputs + shift * once.num_nodes).ravel(),
+        offsets=np.append((once.offsets[:-1] + shift * len(once.inputs)).ravel(), times * len(once.inputs)),
+        type_names=once.type_names,
+    )
+
+
+def _schedule(graph: edbatch.Graph, policy: str, repeats: int) -> dict[str, Any]:
+    schedule = edbatch.schedule(graph, policy)  # compiles
+    times = measure.interleave({policy: lambda: edbatch.schedule(graph, policy)}, repeats)
+    return {
+        "num_batches": schedule.num_batches,
+        "microseconds_per_node": times.spread(policy).scaled(1e6 / graph.num_nodes)._asdict(),
+    }
+
+
+def _chain(num_steps: int, repeats: int) -> Spread:
+    """A chain of cells, recorded and run, forward only."""
+    batched = edbatch.batch(LSTMChain(8, num_steps), policy="bound-greedy")
+    xs = torch.zeros(1, 8)
+    with torch.inference_mode():
+        return measure.interleave({"chain": lambda: batched(xs)}, repeats).spread("chain")
+
+
+def _first_use(repeats: int) -> tuple[Spread, Spread]:
+    """The first call in a fresh process: with empty caches, so that every kernel is compiled, and with filled ones."""
+    empty, filled = [], []
+    for _ in range(repeats):
+        with tempfile.TemporaryDirectory() as folder:
+            environment = {"NUMBA_CACHE_DIR": f"{folder}/numba", "XDG_CACHE_HOME": folder, "EDBATCH_CACHE_DIR": folder}
+            empty.append(_in_fresh_process(FIRST_USE, environment))
+            filled.append(_in_fresh_process(FIRST_USE, environment))
+    return Spread.of(empty), Spread.of(filled)
+
+
+def _in_fresh_process(code: str, environment: dict[str, str] | None = None) -> float:
+    """The seconds that the code prints."""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise BenchError(f"a fresh process failed: {done.stderr.strip()}")
+    return float(done.stdout.splitlines()[-1])
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    title = f"Scheduling {result['num_nodes']:,} nodes, lower bound {result['lower_bound']} batches"
+    schedules = Table("policy", "batches", "µs per node", title=title)
+    for policy, row in result["schedule"].items():
+        schedules.add_row(policy, str(row["num_batches"]), f"{row['microseconds_per_node']['median']:.3f}")
+    caption = f"{result['machine']['cpu']}, {result['machine']['torch_threads']} threads"
+    seconds = Table("", "seconds", "quartiles", "rounds", caption=caption)
+    for name, key in (
+        (f"a chain of {result['num_steps']:,} cells, end to end", "chain_seconds"),
+        ("import edbatch, beyond import torch", "import_seconds_beyond_torch"),
+        ("first call in a fresh process, nothing compiled yet", "first_call_seconds_without_cache"),
+        ("first call in a fresh process, kernels from disk", "first_call_seconds_with_cache"),
+    ):
+        spread = result[key]
+        quartiles = f"{spread['lower']:.2f} – {spread['upper']:.2f}"
+        seconds.add_row(name, f"{spread['median']:.2f}", quartiles, str(spread["rounds"]))
+    return [schedules, seconds]

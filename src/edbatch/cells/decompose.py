@@ -1,0 +1,133 @@
+"""Which ops a body may hold: torch's core decompositions, minus ops with a good batched kernel, plus a few of our own.
+
+Nothing here knows of batches: each decomposition equals the op on one example.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch._decomp import core_aten_decompositions
+from torch._ops import OpOverload
+
+aten = torch.ops.aten
+_INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+
+KEEP = (
+    aten.sigmoid_backward.default, aten.tanh_backward.default, aten.threshold_backward.default, aten.gelu.default,
+    aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default, aten.elu.default, aten.elu_backward.default,
+    aten.leaky_relu.default, aten.leaky_relu_backward.default, aten.hardtanh.default, aten.hardtanh_backward.default,
+    aten.softplus.default, aten.softplus_backward.default, aten.log_sigmoid_forward.default,
+    aten.log_sigmoid_backward.default, aten._softmax.default, aten._softmax_backward_data.default,
+    aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.native_layer_norm.default,
+    aten.embedding.default, aten.embedding_dense_backward.default, aten.native_dropout.default, aten.addmm.default,
+    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.select_backward.default, aten.slice_backward.default,
+    aten.logsumexp.default, aten.lerp.Scalar, aten.lerp.Tensor, aten.stack.default, aten.addcmul.default,
+    aten.addcdiv.default, aten.zeros_like.default, aten.ones_like.default, aten.bernoulli.default, aten.bernoulli.p,
+    aten.t.default, aten.transpose.int, aten.index_add.default, aten.glu.default,
+    aten.rsub.Scalar, aten.rsub.Tensor, aten.index_select.default, aten.trace.default, aten.tril.default,
+    aten.triu.default,
+)  # fmt: skip
+
+
+_core = lru_cache(maxsize=1)(core_aten_decompositions)
+
+
+@lru_cache(maxsize=1)
+def decompositions() -> dict[OpOverload, Callable[..., Any]]:
+    """The table that capture follows."""
+    table = dict(_core())
+    for op in KEEP:
+        table.pop(op, None)
+    return table | {
+        aten.native_layer_norm_backward.default: _layer_norm_backward,
+        aten.embedding_dense_backward.default: _embedding_backward,
+        aten.native_dropout_backward.default: lambda grad, mask, scale: grad * mask.to(grad.dtype) * scale,
+        aten.nll_loss_forward.default: _nll_loss_forward,
+        aten.nll_loss_backward.default: _nll_loss_backward,
+        aten.mean.default: lambda x, dtype=None: aten.mean.dim(x, list(range(x.ndim)), False, dtype=dtype),
+        aten.max.default: lambda x: aten.amax(x, list(range(x.ndim))),
+        aten._trilinear.default: _trilinear,
+        aten.mv.default: lambda m, v: aten.mm(m, v.unsqueeze(1)).squeeze(1),
+        aten.dot.default: lambda a, b: aten.mm(a.unsqueeze(0), b.unsqueeze(1)).reshape(()),
+        aten.min.default: lambda x: aten.amin(x, list(range(x.ndim))),
+    }
+
+
+def _layer_norm_backward(
+    grad: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any,
+    wanted: Any,
+) -> Any:  # fmt: skip
+    """The input's gradient stays one kernel; those of weight and bias become sums, which defer."""
+    if list(wanted) == [True, False, False]:
+        return NotImplemented
+    leading = list(range(x.ndim - len(shape)))
+    dx = dw = db = None
+    if wanted[0]:
+        first = [True, False, False]
+        dx = aten.native_layer_norm_backward.default(grad, x, shape, mean, rstd, weight, bias, first)[0]
+    if wanted[1]:
+        dw = grad * ((x - mean) * rstd)
+        dw = (dw.sum(leading) if leading else dw).to(weight.dtype)
+    if wanted[2]:
+        db = (grad.sum(leading) if leading else grad).to(bias.dtype)
+    return dx, dw, db
+
+
+def _embedding_backward(grad: torch.Tensor, index: torch.Tensor, size: int, padding: int, by_frequency: bool) -> Any:
+    """Frequencies count within one example, so the gradient is scaled here, before rows are added up."""
+    if not by_frequency:
+        return NotImplemented
+    flat = index.reshape(-1)
+    count = (flat.unsqueeze(0) == flat.unsqueeze(1)).sum(1).reshape(index.shape)
+    return aten.embedding_dense_backward.default(grad / count.unsqueeze(-1).to(grad.dtype), index, size, padding, False)
+
+
+def _nll_loss_forward(x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignored: int) -> Any:
+    """One example's loss is one element of its log probabilities; an ignored label gives nan as a mean, else 0."""
+    if x.ndim != 1 or weight is not None:
+        return _core()[aten.nll_loss_forward.default](x, target, weight, reduction, ignored)
+    skip = target == ignored
+    loss = x.gather(0, target.masked_fill(skip, 0).unsqueeze(0)).squeeze(0).neg()
+    return loss.masked_fill(skip, math.nan if reduction == 1 else 0.0), (~skip).to(x.dtype)
+
+
+def _nll_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignored: int, total: Any
+) -> Any:
+    if x.ndim != 1 or weight is not None:
+        core = _core()[aten.nll_loss_backward.default]
+        return core(grad, x, target, weight, reduction, ignored, total)
+    skip = target == ignored
+    at = target.masked_fill(skip, 0).unsqueeze(0)
+    return x.new_zeros(x.shape).scatter(0, at, grad.neg().masked_fill(skip, 0.0).unsqueeze(0))
+
+
+def _trilinear(
+    a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, extra_a: Any, extra_b: Any, extra_c: Any, summed: Any, _: int = 1
+) -> torch.Tensor:
+    """A sum of products of three tensors, each missing some of the dimensions (nn.Bilinear)."""
+    rank = a.ndim + len(extra_a)
+    terms = [[d for d in range(rank) if d not in extra] for extra in (extra_a, extra_b, extra_c)]
+    return torch.einsum(a, terms[0], b, terms[1], c, terms[2], [d for d in range(rank) if d not in summed])
+
+
+def index_by_tensors(x: torch.Tensor, index: Any) -> torch.Tensor:
+    """`x[index]`, where 0-d integer tensors stay data (plain torch reads them as Python ints)."""
+    items = index if isinstance(index, tuple) else (index,)
+    data = [isinstance(i, torch.Tensor) and i.ndim == 0 and i.dtype in _INTS for i in items]
+    simple = all(d or i is None or isinstance(i, (int, slice)) for d, i in zip(data, items, strict=True))
+    if not any(data) or not simple or any(isinstance(i, bool) for i in items):
+        return x[index]
+    x = x[tuple(slice(None) if d else i for d, i in zip(data, items, strict=True))]
+    dim = 0
+    for is_data, item in zip(data, items, strict=True):
+        if is_data:
+            x = aten.index.Tensor(x, [None] * dim + [item])
+        else:
+            dim += not isinstance(item, int)
+    return x

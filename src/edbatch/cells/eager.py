@@ -1,0 +1,156 @@
+"""Cells run as they are, by torch's autograd: one by one where nothing else is right, or once on stacked rows (`batched=True`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from edbatch.cells.kernel import Mask
+from edbatch.errors import BatchError, RecordingError
+from edbatch.spec import Spec
+
+
+class _Touched(TorchFunctionMode):
+    """Collects the tensors with gradient that a function touches beside its arguments."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
+                self.tensors[id(leaf)] = leaf
+        return func(*args, **(kwargs or {}))
+
+
+@dataclass
+class _Calls:
+    """The autograd graphs of one mini-batch, batch by batch."""
+
+    shared: Sequence[Tensor]
+    graphs: list[list[tuple[list[Tensor], list[Tensor]]]] = field(default_factory=list)
+
+
+class EagerKernel:
+    """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        rows: tuple[Spec, ...],
+        shared: tuple[Spec, ...],
+        *,
+        parameters: Iterable[Tensor],
+        reason: str | None,
+        grad: bool,
+    ):
+        self.function = function
+        self.reason = reason
+        self.grad = grad
+        self._num_rows = len(rows)
+        lead = () if reason is not None else (2,)
+        with torch.random.fork_rng(devices=[]), torch.enable_grad(), _Touched() as touched:
+            example = [spec.empty(*lead).zero_() for spec in rows]
+            result = function(*example, *[spec.empty().zero_() for spec in shared])
+        leaves, self._tree = pytree.tree_flatten(result)
+        self._leaves = leaves
+        self._is_value = [isinstance(leaf, Tensor) for leaf in leaves]
+        values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        if reason is None and any(v.dim() == 0 or v.shape[0] != 2 for v in values):
+            raise RecordingError("a cell marked batched=True must return tensors whose first dimension is that of its operands")
+        self.outputs = tuple(Spec(tuple(v.shape[len(lead) :]), v.dtype, v.device) for v in values)
+        known = {id(p): p for p in parameters if p.requires_grad}
+        self.bound: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        fresh = iter(values)
+        return pytree.tree_unflatten(
+            [next(fresh) if is_value else leaf for leaf, is_value in zip(self._leaves, self._is_value, strict=True)], self._tree
+        )
+
+    def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
+        need = self.grad and (any(need_rows) or any(need_shared))
+        return tuple(need and spec.is_float for spec in self.outputs)
+
+    def prologue(self, shared: Sequence[Tensor]) -> _Calls:
+        return _Calls(shared)
+
+    def call(self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any) -> list[Tensor]:
+        result = self.function(*rows, *shared[: len(shared) - len(self.bound)])
+        values = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        for value, spec, out in zip(values, self.outputs, outs, strict=True):
+            if value.shape != out[place].shape or value.dtype != spec.dtype:
+                raise BatchError(f"a cell that runs one by one gave {Spec.of(value)} where it gave {spec} before; its results must "
+                                 "have the same shapes and dtypes for operands of the same shapes")  # fmt: skip
+            out[place].copy_(value.detach())
+        return values
+
+    def places(self, B: int) -> list[Any]:
+        return list(range(B)) if self.reason is not None else [slice(None)]
+
+    def infer(self, B: int, rows: Any, pro: _Calls, outs: Any) -> None:
+        for place in self.places(B):
+            self.call([row[place] for row in rows], pro.shared, outs, place)
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> EagerTraining:
+        return EagerTraining(self, need_rows, need_shared, need_outs)
+
+
+class EagerTraining:
+    """Keeps one autograd graph per call, and differentiates them in reverse."""
+
+    saved: tuple[Spec, ...] = ()
+    deferred: tuple[Spec, ...] = ()
+
+    def __init__(self, kernel: EagerKernel, need_rows: Mask, need_shared: Mask, need_outs: Mask):
+        self.kernel = kernel
+        self.need_rows, self.need_shared, self.need_outs = need_rows, need_shared, need_outs
+        self.backward_rows = self.finish_rows = (False,) * len(need_rows)
+        self.backward_outs = self.finish_outs = (False,) * len(need_outs)
+
+    def forward(self, B: int, rows: Any, pro: _Calls, outs: Any, saved: Any) -> None:
+        graphs = []
+        allowed = {id(t) for t in pro.shared}
+        for place in self.kernel.places(B):
+            with torch.enable_grad(), _Touched() as touched:
+                operands = [row[place].detach().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)]
+                allowed.update(map(id, operands))
+                values = self.kernel.call(operands, pro.shared, outs, place)
+            if any(key not in allowed for key in touched.tensors):
+                raise RecordingError("a cell that runs one by one used a parameter that it had not used before and that is not "
+                                     "registered in it; make the cell an nn.Module that owns its parameters")  # fmt: skip
+            graphs.append((operands, values))
+        pro.graphs.append(graphs)
+
+    def backward(self, B: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any) -> Any:
+        at = sums["batch"] = sums.get("batch", len(pro.graphs)) - 1
+        places = self.kernel.places(B)
+        need = [i for i, needed in enumerate(self.need_rows) if needed]
+        shared = [t for t, needed in zip(pro.shared, self.need_shared, strict=True) if needed]
+        total: list[list[Tensor]] = [[] for _ in self.need_rows]
+        for place, (operands, values) in zip(places, pro.graphs[at], strict=True):
+            pairs = [(v, g[place]) for v, g in zip(values, out_grads, strict=True) if g is not None and v.requires_grad]
+            inputs = [*[operands[i] for i in need], *shared]
+            grads: Sequence[Tensor | None] = [None] * len(inputs)
+            if pairs and inputs:
+                grads = torch.autograd.grad(
+                    [v for v, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True
+                )
+            for i, g in zip(need, grads, strict=False):
+                total[i].append(torch.zeros_like(operands[i]) if g is None else g)
+            for tensor, g in zip(shared, grads[len(need) :], strict=True):
+                if g is not None:
+                    known = sums.get(id(tensor))
+                    sums[id(tensor)] = g if known is None else known + g
+        join = torch.stack if self.kernel.reason is not None else lambda grads: grads[0]
+        return [join(grads) if grads else None for grads in total]
+
+    def finish(self, N: int, rows: Any, outs: Any, saved: Any, deferred: Any, pro: _Calls, sums: Any) -> list[Tensor | None]:
+        return [sums.get(id(t)) if need else None for t, need in zip(pro.shared, self.need_shared, strict=True)]

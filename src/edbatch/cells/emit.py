@@ -1,0 +1,283 @@
+"""Emission: straight-line Python for one program of a cell (prologue, infer, forward, backward, finish).
+
+In: a body and a `Program` (which ops, where their inputs come from, where results go). Out: a Python function and its source.
+Results are written where they belong with `out=` when the op allows it; an elementwise result takes over the memory of an
+operand that dies with it; temporaries are dropped at their last use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edbatch.cells.body import Body, Op, Val, find_vals
+from edbatch.cells.rules import VIEWS, Code, batched, shared
+from edbatch.spec import Spec
+
+aten = torch.ops.aten
+Form = tuple[Any, ...]
+
+
+@dataclass(frozen=True)
+class Program:
+    """`inputs`: value -> expression. `dests`: value -> the buffer it must end in. `sums`: (key, value) added up over rows."""
+
+    name: str
+    parameters: str
+    inputs: Mapping[int, str]
+    ops: tuple[int, ...]
+    dests: Mapping[str, Val] = field(default_factory=dict)
+    sums: tuple[tuple[int, Val], ...] = ()
+    returns: tuple[Val | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Emitted:
+    function: Callable[..., Any]
+    source: str
+
+
+def emit(body: Body, program: Program) -> Emitted:
+    """Writes and compiles a program."""
+    return _Emitter(body, program).run()
+
+
+@dataclass
+class _Memory:
+    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over."""
+
+    forms: dict[Form, str]
+    own: bool = False
+
+
+class _Emitter:
+    def __init__(self, body: Body, program: Program) -> None:
+        self.body, self.program = body, program
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}
+        self.memory: dict[int, _Memory] = {}
+        self.kept: dict[int, list[str]] = {}  # root -> local names to drop when it dies
+        self.count = 0
+        self.roots = self._roots()
+        self.last_use = self._last_uses()
+        self.dests: dict[int, _Memory] = {}
+        self.scratch: set[int] = set()
+
+    # What rules ask.
+    def is_row(self, value: Val) -> bool:
+        return self.body.is_row[value.index]
+
+    def spec(self, value: Val) -> Spec:
+        return self.body.spec(value)
+
+    def row(self, value: Val, shape: Sequence[int] | None = None) -> str:
+        """The name of a value as [B, *shape]."""
+        return self.form(value, tuple(self.spec(value).shape if shape is None else shape))
+
+    def flat(self, value: Val, width: int) -> str:
+        """The name of a value as [-1, width]."""
+        return self.form(value, flat_form(self.spec(value).shape, width))
+
+    def every(self, value: Val) -> str:
+        """The name of a value as [B, *shape], shared ones repeated (without a copy)."""
+        if self.is_row(value):
+            return self.row(value)
+        return f"{self.raw(value)}.expand({_size(self.spec(value).shape)})"
+
+    def raw(self, tree: Any) -> str:
+        if isinstance(tree, Val):
+            spec = self.body.specs[tree.index]
+            return self.form(tree, spec.shape if isinstance(spec, Spec) else ())
+        if isinstance(tree, (tuple, list)):
+            return "(" + "".join(self.raw(item) + ", " for item in tree) + ")"
+        if tree is None or isinstance(tree, (bool, int, str)) or (isinstance(tree, float) and math.isfinite(tree)):
+            return repr(tree)
+        return self.object(tree)
+
+    def object(self, thing: Any) -> str:
+        """A name in the function's globals."""
+        for name, known in self.namespace.items():
+            if known is thing:
+                return name
+        base = str(getattr(thing, "__name__", "k")).replace(".", "_")
+        base = base if base.isidentifier() and base not in _TAKEN else "k"
+        name, number = base, 0
+        while name in self.namespace:
+            number += 1
+            name = f"{base}{number}"
+        self.namespace[name] = thing
+        return name
+
+    def form(self, value: Val, form: Form) -> str:
+        memory = self.memory[value.index]
+        if form not in memory.forms:
+            source = next(iter(memory.forms.values()))
+            size = f"-1, {form[1]}" if form[:1] == ("flat",) else _size(form) if self.is_row(value) else f"{form}"
+            memory.forms[form] = self.assign(value, f"{source}.reshape({size})")
+        return memory.forms[form]
+
+    # Writing.
+    def assign(self, value: Val, text: str) -> str:
+        name = f"t{self.count}"
+        self.count += 1
+        self.lines.append(f"{name} = {text}")
+        self.kept.setdefault(self.roots[value.index], []).append(name)
+        return name
+
+    def run(self) -> Emitted:
+        for index, text in self.program.inputs.items():
+            self.memory[index] = _Memory({self._own_form(index): text})
+        self._place_destinations()
+        for position, index in enumerate(self.program.ops):
+            op = self.body.op(index)
+            assert op is not None
+            self._emit_op(position, Val(index), op)
+            self._add_sums(Val(index))
+            self._drop(position)
+        for text, value in self.program.dests.items():
+            if self.dests.get(value.index) is None or text not in self.dests[value.index].forms.values():
+                self.lines.append(f"{text}.copy_({self.raw(value)})")
+        if self.program.returns is not None:
+            texts = ["None" if v is None else self.raw(v) for v in self.program.returns]
+            self.lines.append(f"return ({''.join(t + ', ' for t in texts)})")
+        return self._compile()
+
+    def _emit_op(self, position: int, value: Val, op: Op) -> None:
+        index = value.index
+        if op.target is aten.view.default:  # another form of the same memory
+            base = self.memory[op.args[0].index]
+            self.memory[index] = _Memory({self._own_form(index): ""}, base.own)
+            self.memory[index].forms = base.forms
+            return
+        code = batched(self, op) if self.is_row(value) else shared(self, op)
+        form = code.form or self._own_form(index)
+        dest = self.dests.get(index)
+        if dest is not None and code.out:
+            self.memory[index] = dest
+            self.lines.append(f"{code.text[:-1]}, out={self.form(value, form)})")
+        elif dest is not None and index not in self.scratch:
+            self.memory[index] = dest
+            self.lines.append(f"{self.form(value, form)}.copy_({code.text})")
+        elif (taken := self._take_over(position, op, code)) is not None:
+            self.memory[index] = self.memory[taken.index]
+            self.kept.setdefault(self.roots[index], []).extend(self.kept.pop(self.roots[taken.index], []))
+            self.lines.append(f"{code.text[:-1]}, out={self.form(value, form)})")
+        else:
+            self.memory[index] = _Memory({form: self.assign(value, code.text)}, own=not code.view)
+
+    def _take_over(self, position: int, op: Op, code: Code) -> Val | None:
+        """An operand whose memory may hold the result."""
+        if not (code.local and code.out):
+            return None
+        for operand in op.operands:
+            root = self.roots[operand.index]
+            alone = [v for v in op.operands if self.roots[v.index] == root and v != operand]
+            dies = self.last_use.get(root) == position and root not in self.program.inputs
+            if dies and not alone and self.is_row(operand) and self.body.spec(operand) == op.spec:
+                memory = self.memory[operand.index]
+                if memory.own and operand.index == root or self._is_reshape(operand.index, root) and memory.own:
+                    return operand
+        return None
+
+    def _is_reshape(self, index: int, root: int) -> bool:
+        while index != root:
+            op = self.body.op(index)
+            if op is None or op.target is not aten.view.default:
+                return False
+            index = op.args[0].index
+        return True
+
+    def _place_destinations(self) -> None:
+        """Gives results their buffers; behind reshapes it is the reshaped value that is written there. Dying operands of
+        elementwise ops may use the buffer of the result before it does."""
+        for text, value in self.program.dests.items():
+            base = value.index
+            while base not in self.program.inputs and (op := self.body.op(base)) and op.target is aten.view.default:
+                base = op.args[0].index
+            if base in self.program.ops and base not in self.dests and self.roots[base] == base and self.body.is_row[base]:
+                self.dests[base] = _Memory({self._own_form(value.index): text})
+                if value.index != base:
+                    self.dests[value.index] = self.dests[base]
+        position_of = {index: position for position, index in enumerate(self.program.ops)}
+        for index in reversed(self.program.ops):
+            op = self.body.op(index)
+            assert op is not None
+            if index not in self.dests or torch.Tag.pointwise not in getattr(op.target, "tags", ()):
+                continue
+            for operand in op.operands:
+                free = operand.index in position_of and operand.index not in self.dests
+                dies = self.roots[operand.index] == operand.index and self.last_use[operand.index] == position_of[index]
+                if free and dies and self.body.is_row[operand.index] and self.body.specs[operand.index] == op.spec:
+                    if op.operands.count(operand) == 1:
+                        self.dests[operand.index] = self.dests[index]
+                        self.scratch.add(operand.index)
+                        break
+
+    def _add_sums(self, value: Val) -> None:
+        for key, summed in self.program.sums:
+            if summed == value:
+                self.lines.append(f"{self.object(add_up)}(sums, {key}, {self.row(value)})")
+
+    def _roots(self) -> dict[int, int]:
+        """Per value the one whose memory it shares: itself, unless it is a view."""
+        roots = {index: index for index in self.program.inputs}
+        for index in self.program.ops:
+            op = self.body.op(index)
+            assert op is not None
+            roots[index] = roots[op.args[0].index] if op.target in VIEWS else index
+        return roots
+
+    def _last_uses(self) -> dict[int, int]:
+        last: dict[int, int] = {}
+        for position, index in enumerate(self.program.ops):
+            op = self.body.op(index)
+            assert op is not None
+            for v in (Val(index), *op.operands):
+                last[self.roots[v.index]] = position
+        ends = [v for v in find_vals((self.program.returns or (), *self.program.dests.values()))]
+        for v in ends:
+            if v.index in self.roots:
+                last[self.roots[v.index]] = len(self.program.ops)
+        return last
+
+    def _drop(self, position: int) -> None:
+        dead = [root for root, names in self.kept.items() if names and self.last_use[root] == position]
+        names = [name for root in dead for name in self.kept.pop(root)]
+        if names and position + 1 < len(self.program.ops):
+            self.lines.append(f"del {', '.join(names)}")
+
+    def _own_form(self, index: int) -> Form:
+        spec = self.body.specs[index]
+        return spec.shape if isinstance(spec, Spec) else ()
+
+    def _compile(self) -> Emitted:
+        lines = "\n    ".join(self.lines or ["pass"])
+        source = f"def {self.program.name}({self.program.parameters}):\n    {lines}\n"
+        namespace = dict(self.namespace)
+        exec(compile(source, f"<{self.program.name} of a cell>", "exec"), namespace)
+        return Emitted(namespace[self.program.name], source)
+
+
+_TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_grads", "given"}
+
+
+def flat_form(shape: tuple[int, ...], width: int) -> Form:
+    """The key of [-1, width]: with one line per row it is the plain [B, width]."""
+    return (width,) if math.prod(shape) == width else ("flat", width)
+
+
+def add_up(sums: dict[int, torch.Tensor], key: int, rows: torch.Tensor) -> None:
+    """Adds the sum over a batch's rows to what earlier batches left."""
+    total = rows.sum(0)
+    if key in sums:
+        sums[key].add_(total)
+    else:
+        sums[key] = total
+
+
+def _size(shape: Sequence[int]) -> str:
+    return ", ".join(["B", *map(str, shape)])

@@ -1,0 +1,58 @@
+"""What the runtime asks of anything that computes a batch: compiled cells, segment reductions, copies, cells run one by one.
+
+`rows` are operands `[B, *shape]`, one per slot; `outs` are ranges of arenas to write; `pro` is what `prologue` returned for
+this mini-batch. A kernel's `training` form also keeps `saved` intermediates, and splits its backward into what each batch needs
+(`backward`) and what waits for the end of the mini-batch (`finish`: gradients of shared tensors over all rows at once).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+from edbatch.spec import Spec
+
+Tensors = Sequence[torch.Tensor | None]
+Mask = tuple[bool, ...]
+
+
+class Training(Protocol):
+    @property
+    def saved(self) -> tuple[Spec, ...]: ...
+    @property
+    def deferred(self) -> tuple[Spec, ...]: ...
+    @property
+    def backward_rows(self) -> Mask: ...
+    @property
+    def backward_outs(self) -> Mask: ...
+    @property
+    def finish_rows(self) -> Mask: ...
+    @property
+    def finish_outs(self) -> Mask: ...
+    def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None: ...
+    def backward(
+        self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
+    ) -> Tensors: ...
+    def finish(self, N: int, rows: Any, outs: Any, saved: Any, deferred: Any, pro: Any, sums: Any) -> Tensors: ...
+
+
+class Kernel(Protocol):
+    @property
+    def outputs(self) -> tuple[Spec, ...]: ...
+    @property
+    def bound(self) -> tuple[torch.Tensor, ...]: ...
+    @property
+    def reason(self) -> str | None:
+        """Why it runs one by one; None when it runs batched."""
+        ...
+
+    def unflatten(self, values: Sequence[Any]) -> Any: ...
+    def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
+        """Which outputs depend on something that needs a gradient."""
+        ...
+
+    def prologue(self, shared: Sequence[torch.Tensor]) -> Any: ...
+    def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None: ...
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training: ...

@@ -1,0 +1,190 @@
+"""Kernels over rows of different lengths: copies (stacks, n-ary sums) and reductions over segments.
+
+A segment kernel reads `rows = [x, offsets]`: x holds the rows of all nodes of the batch, node b's being
+`x[offsets[b]:offsets[b + 1]]`. Forward and backward are written out here; no length ever enters a type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edbatch.cells.kernel import Mask
+from edbatch.spec import Spec
+
+
+@dataclass(frozen=True)
+class RowTraining:
+    """The training form of a kernel without parameters: nothing saved, nothing deferred."""
+
+    run: Callable[[Any, Any], None]
+    gradient: Callable[[Any, Any, Any], Tensor | None]
+    num_slots: int
+    num_outputs: int
+
+    saved: tuple[Spec, ...] = ()
+    deferred: tuple[Spec, ...] = ()
+
+    @property
+    def backward_rows(self) -> Mask:
+        return (True,) * self.num_slots
+
+    @property
+    def backward_outs(self) -> Mask:
+        return (True,) * self.num_outputs
+
+    @property
+    def finish_rows(self) -> Mask:
+        return (False,) * self.num_slots
+
+    @property
+    def finish_outs(self) -> Mask:
+        return (False,) * self.num_outputs
+
+    def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None:
+        self.run(rows, outs)
+
+    def backward(self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any) -> Any:
+        return (self.gradient(rows, outs, out_grads), *[None] * (self.num_slots - 1))
+
+    def finish(self, *_: Any) -> tuple[()]:
+        return ()
+
+
+@dataclass(frozen=True)
+class SegmentKernel:
+    """A reduction (or softmax) over the rows of each node; a row of the table below."""
+
+    name: str
+    outputs: tuple[Spec, ...]
+    run: Callable[[Any, Any], None]
+    gradient: Callable[[Any, Any, Any], Tensor | None]
+    num_slots: int = 2
+    grad: bool = True
+    bound: tuple[Tensor, ...] = ()
+    reason: str | None = None
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        return torch.return_types.max(values) if self.name == "max" else values[0]
+
+    def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
+        return tuple(self.grad and need_rows[0] and spec.is_float for spec in self.outputs)
+
+    def prologue(self, shared: Sequence[Tensor]) -> None:
+        return None
+
+    def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None:
+        self.run(rows, outs)
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> RowTraining:
+        gradient = self.gradient if self.grad else lambda *_: None
+        return RowTraining(self.run, gradient, self.num_slots, len(self.outputs))
+
+
+def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
+    """Writes its only operand: a stack of listed values, or the sum that reading the operand has formed."""
+
+    def run(rows: Any, outs: Any) -> None:
+        outs[0].copy_(rows[0])
+
+    return SegmentKernel("copy", (spec,), run, lambda rows, outs, grads: grads[0], num_slots=1, grad=grad)
+
+
+def segment_kernel(name: str, spec: Spec, *, grad: bool) -> SegmentKernel:
+    """The kernel that reduces rows of `spec` over each segment: max, amax, logsumexp or softmax."""
+    run, gradient = _TABLE[name]
+    index = (Spec(spec.shape, torch.int64, spec.device),) if name == "max" else ()
+    return SegmentKernel(name, (spec, *index), run, gradient, grad=grad)
+
+
+def segment_ids(rows: Any) -> Tensor:
+    """For every row of x the number of its segment."""
+    x, offsets = rows
+    numbers = torch.arange(offsets.shape[0] - 1, device=offsets.device)
+    return torch.repeat_interleave(numbers, offsets.diff(), output_size=x.shape[0])
+
+
+def _like(ids: Tensor, x: Tensor) -> Tensor:
+    return ids.view(-1, *[1] * (x.dim() - 1)).expand_as(x)
+
+
+def _reduce(x: Tensor, ids: Tensor, num: int, how: str) -> Tensor:
+    return x.new_zeros(num, *x.shape[1:]).scatter_reduce_(0, _like(ids, x), x, how, include_self=False)
+
+
+def _amax(rows: Any, outs: Any) -> None:
+    x, offsets = rows
+    outs[0].copy_(_reduce(x, segment_ids(rows), offsets.shape[0] - 1, "amax"))
+
+
+def _amax_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+    ids = segment_ids(rows)
+    hit = (rows[0] == outs[0].index_select(0, ids)).to(grads[0].dtype)
+    share = grads[0] / torch.zeros_like(grads[0]).index_add_(0, ids, hit)
+    return share.index_select(0, ids) * hit
+
+
+def _local(rows: Any, ids: Tensor) -> Tensor:
+    """The position of every row inside its segment."""
+    x, offsets = rows
+    local = torch.arange(x.shape[0], device=offsets.device) - offsets[:-1].index_select(0, ids)
+    return _like(local, x)
+
+
+def _max(rows: Any, outs: Any) -> None:
+    x, offsets = rows
+    ids = segment_ids(rows)
+    top = _reduce(x, ids, offsets.shape[0] - 1, "amax")
+    outs[0].copy_(top)
+    hit = (x == top.index_select(0, ids)) | x.isnan()
+    place = torch.where(hit, _local(rows, ids), x.shape[0])
+    outs[1].copy_(_reduce(place, ids, offsets.shape[0] - 1, "amin"))
+
+
+def _max_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+    ids = segment_ids(rows)
+    hit = _local(rows, ids) == outs[1].index_select(0, ids)
+    return torch.where(hit, grads[0].index_select(0, ids), 0.0)
+
+
+def _lse(rows: Any) -> tuple[Tensor, Tensor]:
+    x, offsets = rows
+    ids = segment_ids(rows)
+    top = _reduce(x, ids, offsets.shape[0] - 1, "amax")
+    shift = torch.where(top.isfinite(), top, 0.0)
+    total = torch.zeros_like(top).index_add_(0, ids, (x - shift.index_select(0, ids)).exp_())
+    return total.log_().add_(shift), ids
+
+
+def _logsumexp(rows: Any, outs: Any) -> None:
+    outs[0].copy_(_lse(rows)[0])
+
+
+def _logsumexp_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+    ids = segment_ids(rows)
+    share = (rows[0] - outs[0].index_select(0, ids)).exp_()
+    return share.mul_(grads[0].index_select(0, ids))
+
+
+def _softmax(rows: Any, outs: Any) -> None:
+    total, ids = _lse(rows)
+    torch.exp(rows[0] - total.index_select(0, ids), out=outs[0])
+
+
+def _softmax_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+    ids = segment_ids(rows)
+    weighted = grads[0] * outs[0]
+    total = weighted.new_zeros(rows[1].shape[0] - 1, *weighted.shape[1:]).index_add_(0, ids, weighted)
+    return weighted.sub_(outs[0] * total.index_select(0, ids))
+
+
+_TABLE: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], Tensor]]] = {
+    "amax": (_amax, _amax_gradient),
+    "max": (_max, _max_gradient),
+    "logsumexp": (_logsumexp, _logsumexp_gradient),
+    "softmax": (_softmax, _softmax_gradient),
+}

@@ -1,0 +1,207 @@
+"""Sentiment trees: a file of s-expressions comes in, `Tree` objects and a `Vocabulary` go out.
+
+The format is the Stanford Sentiment Treebank's, one binary tree a line: `(label word)` is a leaf and
+`(label left right)` an internal node. Only an ASCII space separates tokens, which may hold other white space (U+00A0).
+A line that is not exactly one such tree is an error, never skipped.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from edbatch.errors import EdbatchError
+
+NUM_LABELS = 5  # very negative, negative, neutral, positive, very positive
+SHIPPED = Path(__file__).parent / "data"
+
+_TOKEN = re.compile(r"[()]|[^ ()]+")
+_LABEL_OF_TOKEN = {str(label): label for label in range(NUM_LABELS)}
+_WORD_OF_ESCAPE = {"-LRB-": "(", "-RRB-": ")"}
+_ESCAPE_OF_WORD = {word: escape for escape, word in _WORD_OF_ESCAPE.items()}
+
+
+class DatasetError(EdbatchError, ValueError):
+    """A data file is missing or not in its format."""
+
+
+class Tree:
+    """A node of a binary tree: a leaf has a word id, an internal node has two children; both have a label."""
+
+    __slots__ = ("is_leaf", "label", "left", "right", "word")
+    left: Tree  # None in a leaf, where nobody may look
+    right: Tree
+
+    def __init__(self, label: int, word: int = -1, left: Tree | None = None, right: Tree | None = None) -> None:
+        self.label, self.word = label, word
+        self.left, self.right = left, right  # type: ignore[assignment]
+        self.is_leaf = left is None
+
+    def nodes(self) -> Iterator[Tree]:
+        """Every node, children before parents and left before right; without recursion, so depth does not matter."""
+        stack: list[tuple[Tree, bool]] = [(self, False)]
+        while stack:
+            tree, is_expanded = stack.pop()
+            if is_expanded or tree.is_leaf:
+                yield tree
+            else:
+                stack += ((tree, True), (tree.right, False), (tree.left, False))
+
+
+class Vocabulary:
+    """Words and their ids; a word that is not known has the id 0.
+
+    >>> vocabulary = Vocabulary(["good", "film"])
+    >>> len(vocabulary), vocabulary["film"], vocabulary["fylm"]
+    (3, 2, 0)
+    """
+
+    UNKNOWN = "<unk>"
+
+    def __init__(self, words: Iterable[str] = ()) -> None:
+        self.words = [self.UNKNOWN]
+        self._id_of = {self.UNKNOWN: 0}
+        for word in words:
+            self.add(word)
+
+    def add(self, word: str) -> int:
+        """The word's id, a fresh one if the word is new."""
+        id_ = self._id_of.setdefault(word, len(self.words))
+        if id_ == len(self.words):
+            self.words.append(word)
+        return id_
+
+    def __getitem__(self, word: str) -> int:
+        return self._id_of.get(word, 0)
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+
+class Treebank(NamedTuple):
+    """Trees, the vocabulary of their word ids, and where they are from, in words."""
+
+    trees: list[Tree]
+    vocabulary: Vocabulary
+    source: str
+
+
+def read_trees(path: str | os.PathLike[str], vocabulary: Vocabulary | None = None) -> Treebank:
+    """Reads a file of trees.
+
+    Args:
+        path: A UTF-8 file, one s-expression a line.
+        vocabulary: Gives the word ids, and unknown words become id 0; without it a vocabulary of all words is made.
+
+    Raises:
+        DatasetError: The file cannot be read, or a line is not a tree; names the file, the line and what was expected.
+    """
+    try:
+        lines = Path(path).read_bytes().decode("utf-8").split("\n")  # splitlines() would also split at U+0085
+    except OSError as error:
+        raise DatasetError(f"cannot read the trees in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line_number = error.object[: error.start].count(b"\n") + 1
+        raise DatasetError(f"{path}, line {line_number}: expected UTF-8 text ({error.reason})") from error
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise DatasetError(f"{path}, line 1: expected a tree, found an empty file")
+    id_of = Vocabulary() if vocabulary is None else vocabulary
+    trees = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            trees.append(_parse(line.removesuffix("\r"), id_of, grow=vocabulary is None))
+        except DatasetError as error:
+            raise DatasetError(f"{path}, line {number}: {error}") from None
+    return Treebank(trees, id_of, str(path))
+
+
+def load_trees(
+    split: str, vocabulary: Vocabulary | None = None, folder: str | os.PathLike[str] | None = None
+) -> Treebank:
+    """The trees `<folder>/trees/<split>.txt`, or small generated ones that ship with edbatch; `source` says which.
+
+    >>> bank = load_trees("dev")
+    >>> bank.trees[0].is_leaf
+    False
+
+    Args:
+        split: "train" or "dev".
+        vocabulary: As for `read_trees`; give the train vocabulary when loading "dev".
+        folder: Where the data is; by default the environment variable EDBATCH_DATA, and without that the shipped trees.
+    """
+    if split not in ("train", "dev"):
+        raise DatasetError(f'expected the split "train" or "dev", found {split!r}')
+    folder = folder or os.environ.get("EDBATCH_DATA")
+    if not folder:
+        trees, vocabulary, _ = read_trees(SHIPPED / f"{split}.txt", vocabulary)
+        return Treebank(trees, vocabulary, f"generated trees shipped with edbatch ({split})")
+    path = Path(folder) / "trees" / f"{split}.txt"
+    if not path.is_file():
+        raise DatasetError(f"{path} is no file; give (or set EDBATCH_DATA to) a folder that holds it, or none at all")
+    return read_trees(path, vocabulary)
+
+
+def format_tree(tree: Tree, vocabulary: Vocabulary) -> str:
+    """The s-expression of a tree; `read_trees` reads it back.
+
+    >>> format_tree(Tree(3, left=Tree(2, word=1), right=Tree(4, word=2)), Vocabulary(["and/or", "(" ]))
+    '(3 (2 and\\\\/or) (4 -LRB-))'
+    """
+    texts: list[str] = []
+    for node in tree.nodes():
+        if node.is_leaf:
+            word = vocabulary.words[node.word]
+            texts.append(f"({node.label} {_ESCAPE_OF_WORD.get(word, word).replace('/', chr(92) + '/')})")
+        else:
+            right, left = texts.pop(), texts.pop()
+            texts.append(f"({node.label} {left} {right})")
+    return texts[0]
+
+
+def _parse(line: str, vocabulary: Vocabulary, grow: bool) -> Tree:
+    """One line's tree, by a stack of the nodes that are still open."""
+    still_open: list[tuple[int, list[Tree | str]]] = []
+    root: Tree | None = None
+    tokens = iter(_TOKEN.findall(line))
+    for token in tokens:
+        if root is not None:
+            raise DatasetError(f"expected nothing after the tree, found {token!r}")
+        if token == "(":
+            still_open.append((_parse_label(next(tokens, "")), []))
+        elif not still_open:
+            raise DatasetError(f"expected '(', found {token!r}")
+        elif token == ")":
+            node = _close(*still_open.pop(), vocabulary, grow)
+            if still_open:
+                still_open[-1][1].append(node)
+            else:
+                root = node
+        else:
+            still_open[-1][1].append(token)
+    if root is None:
+        raise DatasetError("expected ')', found the end of the line" if still_open else "expected a tree, found none")
+    return root
+
+
+def _parse_label(token: str) -> int:
+    if token not in _LABEL_OF_TOKEN:
+        found = repr(token) if token else "the end of the line"
+        raise DatasetError(f"expected a label from 0 to {NUM_LABELS - 1} after '(', found {found}")
+    return _LABEL_OF_TOKEN[token]
+
+
+def _close(label: int, parts: list[Tree | str], vocabulary: Vocabulary, grow: bool) -> Tree:
+    match parts:
+        case [str(token)]:
+            word = _WORD_OF_ESCAPE.get(token, token).replace("\\/", "/")
+            return Tree(label, word=vocabulary.add(word) if grow else vocabulary[word])
+        case [Tree() as left, Tree() as right]:
+            return Tree(label, left=left, right=right)
+    words = sum(isinstance(part, str) for part in parts)
+    found = f"{words} words and {len(parts) - words} subtrees"
+    raise DatasetError(f"expected one word or two subtrees before ')', found {found}")

@@ -1,0 +1,174 @@
+"""While a thread records, calls of modules and torch functions reach its recorder.
+
+Three hooks, all taken away when the last recording ends: `nn.Module.__call__` (module calls of this thread), a
+TorchFunctionMode (torch functions), and the entry and exit of autocast and inference_mode (they change what calls compute). Child modules
+also stand in their parent's `__dict__` meanwhile: `self.child` then costs 0.03 µs instead of 1 µs.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from edbatch.frontend.lazy import Lazy
+from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors
+from edbatch.frontend.recorder import Recorder, module_call
+from edbatch.planning.layout import REF
+
+
+class RecordingMode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.recorder.suspended:
+            return func(*args, **(kwargs or {}))
+        return self.recorder.torch_function(func, args, kwargs or {})
+
+
+def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """`nn.Module.__call__` while somebody records: the hot path of recording, so written for speed.
+
+    The key must be the one that `signature.Parts` builds; anything but lazy values, ints and tuples of values goes there.
+    """
+    recorder = active.recorder
+    if recorder is None:
+        return _call_plain(module, args, kwargs)
+    if not kwargs:
+        key: list[Any] = [module]
+        flat = []
+        for a in args:
+            kind = type(a)
+            if kind is Lazy:
+                key.append(a.kind)
+                flat.append(a.ref)
+            elif kind is int:
+                key.append(int)
+                flat.append(a)
+            elif kind is tuple:
+                key += (tuple, len(a))
+                for b in a:
+                    if type(b) is not Lazy:
+                        break
+                    key.append(b.kind)
+                    flat.append(b.ref)
+                else:
+                    continue
+                break
+            else:
+                break
+        else:
+            entry = recorder.entries.get(tuple(key))
+            if entry is not None:
+                types = recorder.types
+                node = len(types)
+                types.append(entry.id)
+                recorder.args += flat
+                kinds = entry.kinds
+                if entry.simple == 2:
+                    return Lazy(node, kinds[0]), Lazy(node + REF, kinds[1])
+                if entry.simple == 1:
+                    return Lazy(node, kinds[0])
+                return entry.outputs(node)
+    return recorder.call(module, args, kwargs)
+
+
+def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    """A module call of a thread that does not record; in a plain loop torch's leaf modules take numbers as when batched."""
+    if active.one_by_one and is_leaf(module):
+        args, kwargs = numbers_to_tensors(module, args, kwargs)
+    return module_call(module, *args, **kwargs)
+
+
+def _refreshing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        if active.recorder is not None:
+            active.recorder.refresh_context()
+        return result
+
+    return method
+
+
+class _Patches:
+    """Replaces methods of torch classes while at least one recording is under way."""
+
+    def __init__(self, replacements: list[tuple[type, str, Callable[..., Any]]]):
+        self._replacements = [(cls, name, getattr(cls, name), new) for cls, name, new in replacements]
+        self._lock = threading.Lock()
+        self._users = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            self._users += 1
+            if self._users == 1:
+                for cls, name, _, new in self._replacements:
+                    setattr(cls, name, new)
+
+    def __exit__(self, *_: Any) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0:
+                for cls, name, old, _ in self._replacements:
+                    setattr(cls, name, old)
+
+
+_RECORDING = _Patches(
+    [(nn.Module, "__call__", call_module)]
+    + [(cls, name, _refreshing(getattr(cls, name))) for cls in (torch.autocast, torch.inference_mode) for name in ("__enter__", "__exit__")]
+)
+
+
+class Shortcuts:
+    """Child modules placed in their parents' `__dict__`, where Python finds them first. Purely a matter of speed."""
+
+    def __init__(self, root: nn.Module | None):
+        self._root = root
+        self._children: list[tuple[nn.Module, str, nn.Module]] = []
+
+    def place(self) -> None:
+        if self._root is None:
+            return
+        if not self._children or any(parent._modules.get(name) is not child for parent, name, child in self._children):
+            self._children = [
+                (parent, name, child) for parent in self._root.modules() for name, child in parent.named_children()
+            ]
+        for parent, name, child in self._children:
+            parent.__dict__[name] = child
+
+    def remove(self) -> None:
+        for parent, name, _ in self._children:
+            parent.__dict__.pop(name, None)
+
+
+@contextmanager
+def recording(recorder: Recorder, shortcuts: Shortcuts) -> Iterator[None]:
+    """Everything this thread calls inside is recorded."""
+    previous = active.recorder
+    active.recorder = recorder
+    with _RECORDING, RecordingMode(recorder):
+        shortcuts.place()
+        try:
+            yield
+        finally:
+            shortcuts.remove()
+            active.recorder = previous
+
+
+@contextmanager
+def one_by_one() -> Iterator[None]:
+    """A plain loop over examples: nothing is recorded."""
+    previous = active.recorder, active.one_by_one
+    active.recorder, active.one_by_one = None, True
+    try:
+        with _RECORDING:
+            yield
+    finally:
+        active.recorder, active.one_by_one = previous

@@ -1,0 +1,133 @@
+"""Kernels of a batched function, kept from call to call, and what they are guarded by.
+
+A cell's kernel is captured once per signature. It is used again while the cell's modules are as they were: the same parameters,
+mode, hooks and scalar attributes. Closures and globals that a cell reads are not guarded.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from edbatch.cells.compiled import compile_cell
+from edbatch.cells.eager import EagerKernel
+from edbatch.cells.kernel import Kernel
+from edbatch.errors import CaptureError, RecordingError
+from edbatch.frontend.marking import CellFunction, CellOptions, numbers_to_tensors, options_of, static_positions
+from edbatch.spec import Spec
+
+SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
+MAX_STATES = 8  # states of a cell (train, eval, …) whose kernels are kept
+
+
+class Context(NamedTuple):
+    """What surrounds a call and changes what it computes."""
+
+    grad: bool
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @staticmethod
+    def current() -> Context:
+        autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+        return Context(torch.is_grad_enabled() and not torch.is_inference_mode_enabled(), autocast)
+
+
+@dataclass(frozen=True, eq=False)
+class Cell:
+    """A marked callable as it is during one call."""
+
+    options: CellOptions
+    static: frozenset[Hashable]
+    state: Hashable
+    has_hooks: bool
+    parameters: tuple[torch.Tensor, ...]
+
+
+class KernelCache:
+    """All kernels of one batched function."""
+
+    def __init__(self, root: nn.Module | None):
+        self._root = root
+        self._names: dict[Any, str] = {}
+        self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
+        self._lock = threading.RLock()
+
+    def name_of(self, target: Any) -> str:
+        """A name that is the same in every process: a module's path, or the function's name."""
+        if not isinstance(target, nn.Module):
+            return str(getattr(target, "__name__", target)).strip("_")
+        if target not in self._names and self._root is not None:
+            self._names = {module: path for path, module in self._root.named_modules(remove_duplicate=False)}
+        return self._names.get(target) or type(target).__name__
+
+    def cell(self, target: Any) -> Cell | None:
+        """How a callable is marked and in which state it is; None when a call of it is not one node."""
+        options = options_of(target)
+        if options is None:
+            return None
+        static = static_positions(target, options) if options.static else frozenset()
+        if isinstance(target, CellFunction):
+            return Cell(options, static, (), False, ())
+        modules = list(target.modules())
+        for module in modules:
+            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
+                raise RecordingError(
+                    f"BatchNorm ({self.name_of(target)}) in a cell in training mode mixes examples and updates its statistics, so "
+                    "batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, or put it into eval mode"
+                )
+        state = tuple(_state(module) for module in modules)
+        return Cell(options, static, state, any(map(_has_hooks, modules)), tuple(target.parameters()))
+
+    def kernel(
+        self, function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], key: Hashable, target: Any, cell: Cell | None
+    ) -> Kernel:
+        """The kernel of a signature, captured when it is new."""
+        with self._lock:
+            states = self._kernels.setdefault(target, {})
+            state = cell.state if cell is not None else ()
+            kernels = states.pop(state, {})
+            states[state] = kernels  # the state used last is kept longest
+            if len(states) > MAX_STATES:
+                del states[next(iter(states))]
+            found = kernels.get(key)
+            if found is None:
+                found = kernels[key] = _capture(function, rows, shared, cell, self.name_of(target))
+            return found
+
+
+def _capture(
+    function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], cell: Cell | None, name: str
+) -> Kernel:
+    reason = None
+    if cell is None or not (cell.options.batched or cell.has_hooks):
+        try:
+            return compile_cell(function, rows, shared, name=name)
+        except CaptureError as error:
+            reason = str(error)
+    elif cell.has_hooks:
+        reason = "a module of the cell has hooks, which must see every call"
+    parameters = cell.parameters if cell is not None else ()
+    return EagerKernel(function, rows, shared, parameters=parameters, reason=reason, grad=Context.current().grad)
+
+
+def _hooks(module: nn.Module) -> list[Any]:
+    tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
+    return [hook for table in tables for hook in table.values() if hook is not numbers_to_tensors]
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(_hooks(module))
+
+
+def _state(module: nn.Module) -> Hashable:
+    """What capture reads of a module: mode, hooks, scalar attributes, and which parameters and buffers it has."""
+    scalars = tuple((k, type(v), v) for k, v in module.__dict__.items() if isinstance(v, SCALARS))
+    tensors = (*module._parameters.items(), *module._buffers.items())
+    owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
+    return id(module), scalars, tuple(map(id, _hooks(module))), owned

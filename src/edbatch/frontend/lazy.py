@@ -1,0 +1,193 @@
+"""Lazy values: what a batched function computes with while it is recorded.
+
+A `Lazy` is a reference to an output of a recorded node and a `Kind` (its spec and its recorder). It answers shape, dtype
+and device at once; every operator, method and torch function on it is recorded. `Rows` is a stack of values of any length,
+`PendingSum` a sum that is not recorded until it is used, so that `total = total + x` becomes one n-ary sum.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edbatch.errors import InPlaceError, ValueReadError
+from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.frontend.recorder import Recorder
+
+READING = {"item", "tolist", "numpy", "__array__"}
+
+
+class Kind:
+    """A spec inside one recording. Compared by identity, so that looking up a node's type costs no comparison of shapes."""
+
+    __slots__ = ("recorder", "spec")
+
+    def __init__(self, spec: Spec, recorder: Recorder):
+        self.spec = spec
+        self.recorder = recorder
+
+
+class Lazy:
+    """A value that will exist once the whole mini-batch has been recorded."""
+
+    __slots__ = ("kind", "ref")
+
+    def __init__(self, ref: int, kind: Kind):
+        self.ref = ref
+        self.kind = kind
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.kind.spec.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.kind.spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.kind.spec.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return owner(args, kwargs or {}).torch_function(func, args, kwargs or {})
+
+    def __getattr__(self, name: str) -> Any:
+        attribute = getattr(torch.Tensor, name, None)
+        if attribute is None or name.startswith("__"):
+            raise AttributeError(f"a lazy value has no attribute {name!r}, and neither has torch.Tensor")
+        recorder = self.kind.recorder
+        if name in READING:
+            raise reading(self, f".{name}()")
+        if not callable(attribute):  # a property, such as .T
+            return recorder.torch_function(attribute.__get__, (self,), {})
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            return recorder.torch_function(attribute, (self, *args), kwargs)
+
+        return method
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.kind.recorder.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise InPlaceError(
+            "a lazy value cannot be written in place; build a new one: torch.stack of the pieces, torch.where or "
+            "index_fill / scatter without the trailing underscore"
+        )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d value")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        raise reading(self, "as a truth value (if, while, and, or, not)")
+
+    def __int__(self) -> int:
+        raise reading(self, "by int()")
+
+    def __float__(self) -> float:
+        raise reading(self, "by float()")
+
+    def __index__(self) -> int:
+        raise reading(self, "as an index or a range")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.kind.spec})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError("a lazy value lives only inside its batched call and cannot be pickled or copied; return it instead")
+
+
+class Rows(Lazy):
+    """A stack of `length` values of one kind; `ref` is None while it is only a list of them."""
+
+    __slots__ = ("elements", "length")
+    elements: list[Lazy] | None
+
+    def __init__(self, ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None):
+        self.ref = ref  # type: ignore[assignment]
+        self.kind = kind
+        self.length = length
+        self.elements = elements
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.length, *self.kind.spec.shape))
+
+
+class PendingSum(Lazy):
+    """The sum of two values, not recorded yet: `ref` holds (left, right, context). Once recorded it becomes a plain `Lazy`.
+
+    A pending sum is flattened into at most one further sum, so no term is ever added up twice.
+    """
+
+    __slots__ = ()
+
+
+def owner(args: Any, kwargs: Any) -> Recorder:
+    """The recorder of the first lazy value among arguments."""
+    stack = [*args, *kwargs.values()]
+    for item in stack:  # grows while it is walked
+        if isinstance(item, Lazy):
+            return item.kind.recorder
+        if isinstance(item, list | tuple):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    raise TypeError("no lazy value among the arguments")
+
+
+def reading(value: Lazy, how: str) -> ValueReadError:
+    return ValueReadError(
+        f"a lazy value {value.kind.spec} was read {how}, but values do not exist while examples are recorded. "
+        "Decide by the example's own data, use torch.where, or put the decision into a cell (edbatch.cell), "
+        "which then runs one by one"
+    )
+
+
+def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
+    def forward(self: Lazy, other: Any) -> Any:
+        return self.kind.recorder.torch_function(function, (self, other), {})
+
+    def reflected(self: Lazy, other: Any) -> Any:
+        return self.kind.recorder.torch_function(function, (other, self), {})
+
+    setattr(Lazy, f"__{name}__", forward)
+    setattr(Lazy, f"__r{name}__", reflected)
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> None:
+    def forward(self: Lazy) -> Any:
+        return self.kind.recorder.torch_function(function, (self,), {})
+
+    setattr(Lazy, f"__{name}__", forward)
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+    _binary(_name, getattr(operator, f"__{_name}__"))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    setattr(Lazy, f"__{_name}__", lambda self, other, f=getattr(operator, _name): self.kind.recorder.torch_function(f, (self, other), {}))
+for _name in ("neg", "pos", "abs", "invert"):
+    _unary(_name, getattr(operator, f"__{_name}__"))

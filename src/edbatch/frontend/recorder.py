@@ -1,0 +1,318 @@
+"""The recorder: every call of a cell or torch function on lazy values becomes one node. The only code that runs per node.
+
+A call's type is found by one dictionary look-up of its signature (`entries`); a signature that is new to the recording is
+*defined*: its kernel comes from the cache of earlier calls, or is captured now, so that shape errors appear at the user's line.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from edbatch.cells.kernel import Kernel
+from edbatch.errors import InPlaceError, LeakedValueError
+from edbatch.frontend import rows as rows_of_values
+from edbatch.frontend.kernels import Cell, Context, KernelCache
+from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows
+from edbatch.frontend.marking import active, is_row_wise
+from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.signature import Parts, calling
+from edbatch.planning.layout import REF
+from edbatch.spec import Spec
+
+ADD = {operator.__add__, torch.add, torch.Tensor.add, torch.Tensor.__add__}
+ARITHMETIC = ADD | {operator.__sub__, operator.__mul__, operator.__truediv__, torch.sub, torch.mul, torch.div, torch.Tensor.sub,
+                    torch.Tensor.mul, torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__,
+                    torch.Tensor.__radd__, torch.Tensor.__rmul__, torch.Tensor.__rsub__}  # fmt: skip
+module_call = nn.Module.__call__
+
+
+class Entry:
+    """A node type inside a recording, as the hot path needs it."""
+
+    __slots__ = ("constant", "id", "kinds", "simple", "type")
+
+    def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
+        self.id = identity
+        self.type = node_type
+        self.kinds = kinds
+        marks = [object() for _ in kinds]
+        shape = node_type.kernel.unflatten(marks)
+        plain = tuple(shape) == tuple(marks) if type(shape) is tuple else False
+        self.simple = 1 if len(kinds) == 1 and shape is marks[0] else 2 if plain and len(kinds) == 2 else 0
+
+    def outputs(self, node: int, length: int | None = None) -> Any:
+        values = [
+            Lazy(node + i * REF, kind) if not per_row else Rows(node + i * REF, kind, length or 0)
+            for i, (kind, per_row) in enumerate(zip(self.kinds, self.type.per_row, strict=True))
+        ]
+        return self.type.kernel.unflatten(values)
+
+
+class Recorder:
+    """Records one call of a batched function: all its examples into one graph."""
+
+    def __init__(self, kernels: KernelCache, device: torch.device, shared: Sequence[torch.Tensor] = ()):
+        self.kernels = kernels
+        self.device = device
+        self.types: list[int] = []
+        self.args: list[int] = []
+        self.node_types: list[NodeType] = []
+        self.is_open = True
+        self.suspended = False
+        self._kinds: dict[Spec, Kind] = {}
+        self._outside: dict[int, tuple[torch.Tensor, Lazy]] = {}
+        self._shared: dict[int, torch.Tensor] = {id(t): t for t in shared}
+        self._memo: dict[Hashable, tuple[Any, int]] = {}
+        self._cells: dict[Any, Cell | None] = {}
+        self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
+        self.refresh_context()
+
+    # ---- the state around the recording
+
+    def refresh_context(self) -> None:
+        """Called whenever the user's code may have changed grad mode or autocast."""
+        self.context = Context.current()
+        self.entries = self._entries_of.setdefault(self.context, {})
+
+    def kind(self, spec: Spec) -> Kind:
+        return self._kinds.setdefault(spec, Kind(spec, self))
+
+    def is_shared(self, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) or id(tensor) in self._shared
+
+    def outside(self, tensor: torch.Tensor) -> Lazy:
+        """A plain tensor as an operand; the same tensor is one value however often it is used."""
+        known = self._outside.get(id(tensor))
+        if known is None:
+            known = tensor, Lazy(-1 - len(self._outside), self.kind(Spec.of(tensor)))
+            self._outside[id(tensor)] = known
+        return known[1]
+
+    def finish(self) -> Recording:
+        """Close the recording: its lazy values can be used no more."""
+        self.is_open = False
+        outside = tuple(tensor for tensor, _ in self._outside.values())
+        return Recording(np.array(self.types, dtype=np.int64), np.array(self.args, dtype=np.int64), tuple(self.node_types), outside)
+
+    # ---- values
+
+    def resolve(self, value: Lazy) -> Lazy:
+        """A value with a reference: pending sums are recorded now, rows become a value of fixed length."""
+        if value.kind.recorder is not self or not self.is_open:
+            raise leaked(value)
+        if type(value) is PendingSum:
+            return rows_of_values.record_sum(self, value)
+        if type(value) is Rows:
+            return rows_of_values.dense(self, value)
+        return value
+
+    # ---- nodes
+
+    def add(self, entry: Entry, flat: Sequence[int], length: int | None = None) -> Any:
+        node = len(self.types)
+        self.types.append(entry.id)
+        self.args += flat
+        return entry.outputs(node, length)
+
+    def entry(self, key: Hashable, make: Callable[[], NodeType], context: Context | None = None) -> Entry:
+        """The entry of a signature in a context; `make` gives its type when it is new to this recording."""
+        entries = self.entries if context is None else self._entries_of[context]
+        found = entries.get(key)
+        if found is None:
+            node_type = make()
+            found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
+            self.node_types.append(node_type)
+            entries[key] = found
+        return found
+
+    # ---- cells
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module or a marked function."""
+        try:
+            cell = self._cells[target]
+        except KeyError:
+            cell = self._cells[target] = self.kernels.cell(target)
+        if cell is None:
+            return module_call(target, *args, **kwargs)
+        if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target):
+            return self.row_wise(target, args, kwargs, cell)
+        return self._record(target, args, kwargs, Parts(self, is_cell=True), cell)
+
+    def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
+        """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
+        length = next(a.length for a in args if type(a) is Rows)
+        return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
+
+    def _record(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None = None, length: int | None = None) -> Any:
+        parts.key.append(target)
+        static = cell.static if cell is not None else frozenset()
+        args_template = tuple([parts.take(a, static=i in static) for i, a in enumerate(args)])
+        if kwargs:
+            parts.key.append(("keywords", *kwargs))
+        kwargs_template = {k: parts.take(a, static=k in static) for k, a in kwargs.items()}
+        key = tuple(parts.key)
+        found = self.entries.get(key)
+        if found is None:
+            found = self.entry(key, lambda: self._define(target, args_template, kwargs_template, parts, cell))
+        return self.add(found, parts.flat, length)
+
+    def _define(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
+        rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
+        run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
+        kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
+        name = f"{self.kernels.name_of(target)}({', '.join(map(repr, rows))})"
+        per_row = (parts.is_row_wise,) * len(kernel.outputs)
+        return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
+
+    def compile(self, function: Callable[..., Any], parts: Parts, rows: tuple[Spec, ...], target: Any, cell: Cell | None) -> Kernel:
+        """The kernel of a signature, from the cache of earlier calls or captured now."""
+        places = {id(t): i for i, t in enumerate(parts.shared)}
+        lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
+        shared = tuple(Spec.of(t) for t in parts.shared)
+        previous, active.recorder, self.suspended = active.recorder, None, True
+        try:
+            return self.kernels.kernel(function, rows, shared, (lasting, rows, shared, self.context), target, cell)
+        finally:
+            active.recorder, self.suspended = previous, False
+
+    # ---- torch functions
+
+    def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a torch function, operator or method while recording."""
+        if not self.is_open:
+            raise leaked(next(v for v in flatten(args, kwargs) if isinstance(v, Lazy)))
+        leaves = flatten(args, kwargs)
+        if not any(isinstance(v, Lazy) for v in leaves):
+            return self._without_lazy(func, args, kwargs, leaves)
+        if func in ADD and len(args) == 2 and not kwargs:
+            total = rows_of_values.add(self, *args)
+            if total is not None:
+                return total
+        _refuse_in_place(func, kwargs)
+        if any(type(v) is Rows for v in leaves) or func in (torch.stack, torch.vstack):
+            result = rows_of_values.torch_function(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
+        return self._record(func, args, kwargs, Parts(self, number_like=like))
+
+    def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
+        if func is torch._C._set_grad_enabled:
+            result = func(*args, **kwargs)
+            self.refresh_context()
+            return result
+        if not any(self.is_shared(t) and t.requires_grad for t in tensors) or is_in_place(func):
+            return func(*args, **kwargs)
+        if all(self.is_shared(t) for t in tensors):
+            return self._once(func, args, kwargs)
+        return self._record(func, args, kwargs, Parts(self))
+
+    def _once(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """An op on parameters and constants alone: run at once, once per call of the batched function."""
+        parts = Parts(self)
+        parts.key += (func, self.context)
+        parts.take(args)
+        parts.take(kwargs)
+        key = tuple(parts.key)
+        known = self._memo.get(key)
+        if known is not None and known[1] == _version(known[0]):
+            return known[0]
+        result = func(*args, **kwargs)
+        self._memo[key] = result, _version(result)
+        self._shared.update((id(t), t) for t in flatten((result,), {}) if isinstance(t, torch.Tensor))
+        return result
+
+    def getitem(self, value: Lazy, key: Any) -> Any:
+        """Indexing: integers are data of the node, everything else belongs to its type."""
+        index = key if isinstance(key, tuple) else (key,)
+        if type(value) is Rows and len(index) == 1 and type(index[0]) is int and value.elements is not None:
+            return value.elements[index[0]]
+        value = self.resolve(value)
+        if not any(type(i) is int or isinstance(i, Lazy) for i in index):
+            return self._record(operator.getitem, (value, key), {}, Parts(self))
+        if any(isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and (i.shape or i.dtype is torch.bool)) for i in index):
+            return self._record(operator.getitem, (value, key), {}, Parts(self))
+        index = _in_bounds(index, value.shape)
+        return self._record(take_items, (value, *index), {}, Parts(self, is_cell=True))
+
+
+def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
+    """`value[index]` for integers given as 0-d tensors, slices and None."""
+    dim = 0
+    for i in index:
+        if isinstance(i, torch.Tensor):
+            value = value.index_select(dim, i.reshape(1)).squeeze(dim)
+        elif i is None:
+            value, dim = value.unsqueeze(dim), dim + 1
+        else:
+            value, dim = value[(slice(None),) * dim + (i,)], dim + 1
+    return value
+
+
+def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
+    """An index with `...` written out and integers made non-negative; raises as torch would."""
+    if any(i is Ellipsis for i in index):
+        at = index.index(Ellipsis)
+        missing = len(shape) - sum(i is not None for i in index) + 1
+        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
+    result, dim = [], 0
+    for i in index:
+        if i is not None and dim >= len(shape):
+            raise IndexError(f"too many indices for a value of {len(shape)} dimensions")
+        if type(i) is int:
+            if not -shape[dim] <= i < shape[dim]:
+                raise IndexError(f"index {i} is out of bounds for dimension {dim} with size {shape[dim]}")
+            i = i % shape[dim]
+        result.append(i)
+        dim += i is not None
+    return result
+
+
+def flatten(args: Any, kwargs: Any) -> list[Any]:
+    """The leaves of arguments, through lists, tuples and dicts."""
+    leaves: list[Any] = []
+    stack = [*args, *kwargs.values()]
+    for item in stack:  # grows while it is walked
+        if isinstance(item, list | tuple):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        else:
+            leaves.append(item)
+    return leaves
+
+
+def is_in_place(func: Callable[..., Any]) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+
+
+def _refuse_in_place(func: Callable[..., Any], kwargs: Any) -> None:
+    name = getattr(func, "__name__", "")
+    if name == "__setitem__":
+        raise InPlaceError("a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
+                           "use torch.stack(values)")  # fmt: skip
+    if is_in_place(func) and name not in ("__invert__", "__index__"):
+        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; use {name.strip('_')} and rebind: "
+                           f"x = x.{name.strip('_')}(…)")  # fmt: skip
+    if kwargs.get("out") is not None:
+        raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
+
+
+def _version(result: Any) -> int:
+    return result._version if isinstance(result, torch.Tensor) and not result.is_inference() else 0
+
+
+def leaked(value: Lazy) -> LeakedValueError:
+    return LeakedValueError(
+        f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy values live only "
+        "inside that call: return them from the function, and do not keep them on self, in globals or in the examples"
+    )

@@ -1,0 +1,160 @@
+"""Results of a batched function: from one pytree per example to stacked, concatenated, padded or listed tensors.
+
+Before running, `Results.collect` notes which values to gather, grouped by leaf and spec. After running, `assemble` puts the gathered
+tensors together by the rule that `stack=` names. Plain loops over examples are put together by the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from edbatch.errors import BatchError
+from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.frontend.recorder import Recorder
+
+STACKS = (True, False, "cat", "pad")
+
+
+@dataclass
+class Group:
+    """Values of one leaf and one spec: `refs` to gather, for the given examples; with `lengths`, so many rows each."""
+
+    leaf: int
+    spec: Spec
+    examples: list[int]
+    refs: np.ndarray
+    lengths: list[int] | None = None
+    is_ragged: bool = False  # refs are of values of several rows, not of single rows
+    needs_grad: bool = False
+
+    def pieces(self, tensor: Tensor) -> Sequence[Tensor]:
+        return tensor.unbind(0) if self.lengths is None else tensor.split(self.lengths)
+
+
+@dataclass
+class Results:
+    """The results of all examples: their common structure, the leaves, and what is to be gathered."""
+
+    structure: pytree.TreeSpec
+    leaves: list[list[Any]]  # by leaf, then by example
+    names: list[str]
+    groups: list[Group]
+
+    @staticmethod
+    def collect(outputs: list[Any], recorder: Recorder | None = None) -> Results:
+        """Take the results of all examples apart; pending values among them are recorded."""
+        flat = [pytree.tree_flatten_with_path(output) for output in outputs]
+        structure = flat[0][1]
+        for i, (_, other) in enumerate(flat):
+            if other != structure:
+                raise BatchError(f"example {i} returned another structure than example 0: {other} instead of {structure}; return the same "
+                                 "structure for every example, or use stack=False on a function that returns one value")  # fmt: skip
+        names = [f"result{pytree.keystr(path)}" for path, _ in flat[0][0]]
+        leaves = [[flat[i][0][j][1] for i in range(len(outputs))] for j in range(len(names))]
+        results = Results(structure, leaves, names, [])
+        if recorder is not None:
+            for j, values in enumerate(leaves):
+                if any(isinstance(v, Lazy) for v in values):
+                    results.groups += _groups(j, values, recorder)
+        return results
+
+    def assemble(self, tensors: Sequence[Tensor], stack: bool | str) -> Any:
+        """The value that the batched function returns, from the gathered tensor of each group."""
+        leaves = [
+            self._leaf(j, [(g, t) for g, t in zip(self.groups, tensors, strict=True) if g.leaf == j], stack)
+            for j in range(len(self.names))
+        ]
+        if stack is False:
+            examples = range(len(self.leaves[0]) if self.leaves else 0)
+            return [self.structure.unflatten([leaf[i] for leaf in leaves]) for i in examples]
+        return self.structure.unflatten(leaves)
+
+    def _leaf(self, j: int, gathered: list[tuple[Group, Tensor]], stack: bool | str) -> Any:
+        values = self.leaves[j]
+        if not gathered and not all(isinstance(v, Tensor) for v in values):
+            return list(values)
+        if len(gathered) == 1 and (whole := _whole(*gathered[0], stack)) is not None:
+            return whole
+        pieces = list(values)
+        for group, tensor in gathered:
+            for i, piece in zip(group.examples, group.pieces(tensor), strict=True):
+                pieces[i] = piece
+        return JOIN[stack](pieces, self.names[j])
+
+
+def _groups(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
+    found: dict[Any, tuple[list[int], list[int], list[int]]] = {}
+    for i, value in enumerate(values):
+        if isinstance(value, Tensor):
+            value = recorder.outside(value)
+        if not isinstance(value, Lazy):
+            raise BatchError(f"a result is a tensor for some examples and {type(value).__name__} for example {i}; return one kind of value")
+        if type(value) is Rows:
+            how = "listed" if value.ref is None else "ragged"
+            examples, refs, lengths = found.setdefault((value.kind.spec, how), ([], [], []))
+            refs += [value.ref] if value.elements is None or value.ref is not None else [e.ref for e in value.elements]
+            lengths.append(value.length)
+        else:
+            value = recorder.resolve(value)
+            examples, refs, _ = found.setdefault((value.kind.spec, "one"), ([], [], []))
+            refs.append(value.ref)
+        examples.append(i)
+    return [
+        Group(leaf, spec, examples, np.array(refs, dtype=np.int64), lengths or None, how == "ragged")
+        for (spec, how), (examples, refs, lengths) in found.items()
+    ]
+
+
+def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:
+    """The assembled leaf when one group holds all of it and no piece need be touched; else None."""
+    if group.lengths is None:
+        return tensor if stack in (True, "pad") else None
+    if stack == "cat":
+        return tensor, torch.tensor(group.lengths, device=tensor.device)
+    if stack is True and len(set(group.lengths)) == 1:
+        return tensor.view(len(group.lengths), group.lengths[0], *tensor.shape[1:])
+    return None
+
+
+def _stack(pieces: list[Tensor], name: str) -> Tensor:
+    shapes = {tuple(p.shape) for p in pieces}
+    if len(shapes) > 1:
+        first, second = sorted(shapes)[:2]
+        raise BatchError(
+            f"{name} has different shapes for different examples, e.g. {list(first)} and {list(second)}, and cannot be stacked. Use "
+            'edbatch.batch(fn, stack="cat") for (rows of all examples, lengths), stack="pad" to pad with zeros, or stack=False for a list'
+        )
+    return torch.stack(pieces)
+
+
+def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
+    rows = [p if p.dim() else p.reshape(1) for p in pieces]
+    if len({p.shape[1:] for p in rows}) > 1:
+        raise BatchError(f'{name} differs between examples in more than its first dimension, so stack="cat" cannot join it; use stack="pad" '
+                         "or stack=False")  # fmt: skip
+    return torch.cat(rows), torch.tensor([p.shape[0] for p in rows], device=rows[0].device)
+
+
+def _pad(pieces: list[Tensor], name: str) -> Tensor:
+    if len({p.dim() for p in pieces}) > 1:
+        raise BatchError(f'{name} has different numbers of dimensions for different examples, so stack="pad" cannot join it; use stack=False')
+    largest = [max(sizes) for sizes in zip(*[p.shape for p in pieces], strict=True)]
+
+    def padded(piece: Tensor) -> Tensor:
+        missing = [large - size for large, size in zip(largest, piece.shape, strict=True)]
+        return torch.nn.functional.pad(piece, [n for m in reversed(missing) for n in (0, m)])
+
+    return torch.stack([padded(p) for p in pieces])
+
+
+JOIN: dict[Any, Any] = {True: _stack, "cat": _cat, "pad": _pad, False: lambda pieces, name: pieces}

@@ -1,0 +1,235 @@
+"""Values of any number of rows: stacks, n-ary sums and reductions whose type does not depend on how many rows there are.
+
+`torch.stack` of lazy values is `Rows`. Sum, mean, max, logsumexp and softmax over the rows, row-wise functions and modules,
+`rows @ v` and `w @ rows` batch across lengths; whatever else is done with rows turns them into a value of fixed length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edbatch.cells.segments import SegmentKernel, copy_kernel, segment_kernel
+from edbatch.errors import LeakedValueError, RecordingError
+from edbatch.frontend.lazy import Lazy, PendingSum, Rows
+from edbatch.frontend.recording import NodeType
+from edbatch.planning.layout import Slot
+from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.frontend.recorder import Recorder
+
+ELEMENTWISE = frozenset(
+    "add sub mul div truediv rsub radd rmul neg abs exp log log1p expm1 sqrt rsqrt square tanh sigmoid relu gelu silu elu leaky_relu "
+    "softplus logsigmoid clamp dropout sin cos where".split()
+)
+
+
+def add(recorder: Recorder, left: Any, right: Any) -> Lazy | None:
+    """`left + right` as a term of an n-ary sum, or None when it is an ordinary addition."""
+    if type(left) is int and left == 0:  # Python's sum() begins with 0
+        return right  # type: ignore[no-any-return]
+    if type(right) is int and right == 0:
+        return left  # type: ignore[no-any-return]
+    kind = getattr(left, "kind", None)
+    if kind is None or kind is not getattr(right, "kind", None) or Rows in (type(left), type(right)) or not kind.spec.is_float:
+        return None
+    if kind.recorder is not recorder:
+        return None
+    total = PendingSum(None, kind)  # type: ignore[arg-type]
+    total.ref = (_term(recorder, left), _term(recorder, right), recorder.context)  # type: ignore[assignment]
+    return total
+
+
+def _term(recorder: Recorder, value: Lazy) -> Any:
+    """A term of a sum: a reference, or for a pending sum that no other sum has taken yet, its own terms."""
+    if type(value) is not PendingSum:
+        return value.ref
+    terms: Any = value.ref
+    if len(terms) == 4 or terms[2] != recorder.context:
+        return record_sum(recorder, value).ref
+    value.ref = (*terms, True)  # type: ignore[assignment]
+    return terms
+
+
+def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
+    """Record a pending sum as one node over all its terms."""
+    terms, stack, context = [], [value.ref], value.ref[2]  # type: ignore[index]
+    while stack:
+        term: Any = stack.pop()
+        if type(term) is tuple:
+            stack += (term[1], term[0])
+        else:
+            terms.append(term)
+    spec = value.kind.spec
+
+    def make() -> NodeType:
+        return NodeType(f"sum({spec})", copy_kernel(spec, grad=context.grad), (Slot.SUM,), (spec,), (), (False,))
+
+    node = recorder.add(recorder.entry(("sum", value.kind), make, context), [len(terms), *terms])
+    value.__class__ = Lazy  # type: ignore[assignment]
+    value.ref = node.ref
+    return value
+
+
+def stack(recorder: Recorder, values: Any) -> Rows | None:
+    """`torch.stack` of values of one kind, kept as a list of them; None when they are not of one kind."""
+    if len(values) == 0:
+        raise RecordingError("torch.stack of an empty list has no shape; give a start value, e.g. torch.stack([zero, *values]), or "
+                             "treat an example without rows apart")  # fmt: skip
+    elements = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            value = recorder.outside(value)
+        if not isinstance(value, Lazy) or type(value) is Rows:
+            return None
+        elements.append(recorder.resolve(value))
+    kind = elements[0].kind
+    if any(e.kind is not kind for e in elements):
+        return None
+    return Rows(None, kind, len(elements), elements)
+
+
+def materialise(recorder: Recorder, rows: Rows) -> Rows:
+    """Rows that lie side by side in memory: the list of values is copied once, however often it is used."""
+    _check_owner(recorder, rows)
+    if rows.ref is None:
+        spec = rows.kind.spec
+
+        def make() -> NodeType:
+            return NodeType(f"stack({spec})", copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,))
+
+        entry = recorder.entry(("stack", rows.kind), make)
+        rows.ref = recorder.add(entry, _listed(rows), rows.length).ref
+    return rows
+
+
+def dense(recorder: Recorder, rows: Rows) -> Lazy:
+    """Rows as one value of shape [length, …]: from here on the length belongs to the type."""
+    _check_owner(recorder, rows)
+    spec, length = rows.kind.spec, rows.length
+    whole = Spec((length, *spec.shape), spec.dtype, spec.device)
+
+    def run(operands: Any, outs: Any) -> None:
+        outs[0].copy_(operands[0].view(-1, *whole.shape))
+
+    def gradient(operands: Any, outs: Any, grads: Any) -> torch.Tensor:
+        return grads[0].reshape(-1, *spec.shape)
+
+    def make() -> NodeType:
+        kernel = SegmentKernel("dense", (whole,), run, gradient, num_slots=1, grad=recorder.context.grad)
+        return NodeType(f"stack({length} x {spec})", kernel, (slot,), (spec,), (), (False,))
+
+    slot, flat = _operand(rows)
+    return recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)  # type: ignore[no-any-return]
+
+
+def _listed(rows: Rows) -> list[int]:
+    return [rows.length, *[e.ref for e in rows.elements or ()]]
+
+
+def _operand(rows: Rows) -> tuple[Slot, list[int]]:
+    return (Slot.LIST, _listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
+
+
+def _check_owner(recorder: Recorder, rows: Rows) -> None:
+    if rows.kind.recorder is not recorder or not recorder.is_open:
+        raise LeakedValueError("rows of values were used outside the call of the batched function that made them; return them instead")
+
+
+# ---- torch functions of rows
+
+
+def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A torch function of rows that batches across lengths; NotImplemented for any other."""
+    name = getattr(func, "__name__", "").strip("_")
+    if name == "stack":
+        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
+        rows = stack(recorder, args[0]) if dim == 0 and args else None
+        return NotImplemented if rows is None else rows
+    if name in REDUCTIONS and type(args[0]) is Rows and _over_rows(name, args, kwargs):
+        return REDUCTIONS[name](recorder, args[0])
+    if name in ("matmul", "mv") and not kwargs:
+        return _product(recorder, *args)
+    if name == "linear" and type(args[0]) is Rows and not any(isinstance(a, Lazy) for a in args[1:]):
+        return recorder.row_wise(func, args, kwargs)
+    if name in ELEMENTWISE and _is_row_wise(args, kwargs):
+        return recorder.row_wise(func, args, kwargs)
+    return NotImplemented
+
+
+def _over_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a reduction goes over the rows, and over nothing else."""
+    rest = {k: v for k, v in kwargs.items() if k not in ("dim", "axis", "_stacklevel") and v not in (None, False)}
+    dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
+    if isinstance(dims, tuple | list) and len(dims) == 1:
+        dims = dims[0]
+    if rest or len(args) > 2:
+        return False
+    ndim = args[0].ndim
+    if dims is None:
+        return ndim == 1 and name in ("sum", "mean", "amax")
+    return type(dims) is int and dims in (0, -ndim)
+
+
+def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether an elementwise function broadcasts nothing along the rows' own dimension."""
+    rows = [a for a in args if type(a) is Rows]
+    others = [a for a in (*args, *kwargs.values()) if isinstance(a, Lazy | torch.Tensor) and type(a) is not Rows]
+    if not rows or any(r.length != rows[0].length for r in rows) or any(isinstance(a, list | tuple) for a in args):
+        return False
+    least = min(r.ndim for r in rows)
+    return all(r.ndim == least for r in rows) and all(a.ndim < least for a in others)
+
+
+def _product(recorder: Recorder, left: Any, right: Any) -> Any:
+    if type(left) is Rows and left.ndim == 2 and type(right) is not Rows:
+        if right.ndim == 1 or (right.ndim == 2 and isinstance(right, torch.Tensor) and recorder.is_shared(right)):
+            return recorder.row_wise(torch.matmul, (left, right), {})
+    elif type(left) is Rows and type(right) is Rows and left.ndim == 1 and right.length == left.length:
+        return _sum(recorder, recorder.row_wise(torch.mul, (right, left), {}))
+    return NotImplemented
+
+
+def _sum(recorder: Recorder, rows: Rows) -> Any:
+    spec = rows.kind.spec
+
+    def make() -> NodeType:
+        return NodeType(f"sum({spec})", copy_kernel(spec, grad=recorder.context.grad), (slot,), (spec,), (), (False,))
+
+    slot, flat = (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
+    key = ("sum", rows.kind) if slot is Slot.SUM else ("sum of rows", rows.kind)
+    return recorder.add(recorder.entry(key, make), flat)
+
+
+def _mean(recorder: Recorder, rows: Rows) -> Any:
+    return _sum(recorder, rows) / rows.length
+
+
+def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
+    def reduce(recorder: Recorder, rows: Rows) -> Any:
+        spec = rows.kind.spec
+
+        def make() -> NodeType:
+            kernel = segment_kernel(name, spec, grad=recorder.context.grad)
+            per_row = (name == "softmax",) * len(kernel.outputs)
+            return NodeType(f"{name} of rows({spec})", kernel, (slot, Slot.OFFSETS), (spec, None), (), per_row)
+
+        if not spec.is_float:
+            return NotImplemented
+        slot, flat = _operand(rows)
+        return recorder.add(recorder.entry((name, rows.kind, slot), make), flat, rows.length)
+
+    return reduce
+
+
+REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
+    "sum": _sum,
+    "mean": _mean,
+    "max": _segment("max"),
+    "amax": _segment("amax"),
+    "logsumexp": _segment("logsumexp"),
+    "softmax": _segment("softmax"),
+}

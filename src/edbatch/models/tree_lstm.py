@@ -1,0 +1,83 @@
+"""TreeLSTM sentiment: one binary tree comes in, the loss of all its nodes and the logits of its root go out.
+
+Written for ONE tree, with ordinary recursion and no batch dimension. The three cells are the static parts; how they are
+called follows the tree. `edbatch.batch(TreeLSTM(...))` runs many trees at once:
+
+    loss, logits = edbatch.batch(model)(trees)    # [len(trees)], [len(trees), classes]
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import edbatch
+
+
+class LeafLSTM(nn.Module):
+    """A word id becomes a state (h, c)."""
+
+    def __init__(self, vocab: int, dim: int) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocab, dim)
+        self.iou = nn.Linear(dim, 3 * dim)
+
+    def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
+        i, o, u = self.iou(self.embedding(word)).chunk(3, dim=-1)
+        c = i.sigmoid() * u.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class BinaryTreeLSTM(nn.Module):
+    """The states of two children become the state of their parent; each child has a forget gate of its own."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.iou = nn.Linear(2 * dim, 3 * dim)
+        self.f1 = nn.Linear(dim, dim)
+        self.f2 = nn.Linear(dim, dim)
+
+    def forward(self, h1: Tensor, c1: Tensor, h2: Tensor, c2: Tensor) -> tuple[Tensor, Tensor]:
+        i, o, u = self.iou(torch.cat((h1, h2), dim=-1)).chunk(3, dim=-1)
+        c = i.sigmoid() * u.tanh() + self.f1(h1).sigmoid() * c1 + self.f2(h2).sigmoid() * c2
+        return o.sigmoid() * c.tanh(), c
+
+
+class NodeLoss(nn.Module):
+    """The loss and the logits of one tree node."""
+
+    def __init__(self, dim: int, classes: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, classes)
+
+    def forward(self, h: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.linear(h)
+        return F.cross_entropy(logits, label), logits
+
+
+class TreeLSTM(nn.Module):
+    """A tree has `is_leaf`, `label` (an int), and either `word` (an int) or `left` and `right` (trees)."""
+
+    def __init__(self, vocab: int, dim: int, classes: int) -> None:
+        super().__init__()
+        self.leaf = edbatch.cell(LeafLSTM(vocab, dim))
+        self.node = edbatch.cell(BinaryTreeLSTM(dim))
+        self.out = edbatch.cell(NodeLoss(dim, classes))
+
+    def forward(self, tree: Any) -> tuple[Tensor, Tensor]:
+        outputs: list[tuple[Tensor, Tensor]] = []  # of every node; the root comes last
+        self.encode(tree, outputs)
+        loss: Any = sum(loss for loss, _ in outputs)
+        return loss, outputs[-1][1]
+
+    def encode(self, tree: Any, outputs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """The state of the tree's root; appends the loss and the logits of each of its nodes."""
+        if tree.is_leaf:
+            h, c = self.leaf(tree.word)
+        else:
+            h, c = self.node(*self.encode(tree.left, outputs), *self.encode(tree.right, outputs))
+        outputs.append(self.out(h, tree.label))
+        return h, c

@@ -1,0 +1,119 @@
+"""Where every value of a mini-batch lies, and which rows every batch reads: from (types, args, schedule) to a `Layout`.
+
+A value is a row of an *arena* (one per shape, dtype and device). All rows that one output of one type produces lie side by
+side, in launch order, so a batch writes one range of rows, and all rows of a type can be read at once when weight
+gradients are taken at the end. What a batch reads is planned for the whole mini-batch into one int64 array.
+
+`args` is flat: a node's slots follow each other. A slot holds one *reference* (`node + output * REF`; negative for an input
+from outside), or a length followed by so many references (LIST, SUM), or one number (DATA).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edbatch.planning.graph import Graph
+from edbatch.planning.schedule import Schedule
+
+Ints = NDArray[np.int64]
+REF = 1 << 32  # one step of the output number inside a reference
+
+
+class Slot(IntEnum):
+    """How a slot of a type is read; the comment says how many rows a node reads through it."""
+
+    ONE = 0  # 1: a value
+    REPEAT = 1  # as many as the node has rows: one value, repeated
+    ROWS = 2  # as many as the producer has rows: a value of several rows
+    LIST = 3  # as many as are listed: values stacked
+    SUM = 4  # as many as are listed, summed to one
+    SUM_ROWS = 5  # as many as the producer has rows, summed to one
+    DATA = 6  # 1: a number
+    OFFSETS = 7  # none: where each node's rows begin in the batch
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTable:
+    """The slots and outputs of every type, flat: `starts[t]:starts[t + 1]` are the slots of type t."""
+
+    starts: Ints
+    kinds: Ints  # a Slot for each slot
+    output_starts: Ints
+    output_arenas: Ints
+    output_per_row: Ints  # 1 when a node writes all its rows, 0 when it writes one
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
+
+    index: every row to read, slot by slot, for each slot batch by batch in launch order.
+    slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first row when
+    they are consecutive (a view), else -1 (a gather).
+    node_begin, row_begin: the first node and the first row of each batch among those of its type.
+    base: the first arena row of each output of each type; arena_rows: how many rows each arena has.
+    """
+
+    index: Ints
+    slot_begin: Ints
+    slot_size: Ints
+    slot_first: Ints
+    node_begin: Ints
+    row_begin: Ints
+    num_rows: Ints
+    type_nodes: Ints
+    type_rows: Ints
+    base: Ints
+    arena_rows: Ints
+    position: Ints
+    row_position: Ints
+    length: Ints
+
+    def __repr__(self) -> str:
+        views = int((self.slot_first >= 0).sum())
+        return f"Layout({len(self.node_begin)} batches, {views} views, {(self.slot_first == -1).sum()} gathers)"
+
+    def rows_of(self, graph: Graph, table: SlotTable, node: Ints, output: Ints) -> Ints:
+        """The first arena row of each (node, output)."""
+        types = graph.types[node]
+        slot = table.output_starts[types] + output
+        per_row = table.output_per_row[slot].astype(bool)
+        return self.base[slot] + np.where(per_row, self.row_position[node], self.position[node])
+
+
+def edges(types: Ints, args: Ints, table: SlotTable) -> tuple[Ints, Ints]:
+    """The producers of every node, as the CSR arrays (inputs, offsets) of a Graph; inputs from outside are no edges."""
+    from edbatch.planning import layout_kernels
+
+    return layout_kernels.edges(types, args, table.starts, table.kinds)  # type: ignore[no-any-return]
+
+
+def plan(
+    graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, num_arenas: int, outside: Ints, outside_row: Ints
+) -> Layout:
+    """Lay out a scheduled mini-batch.
+
+    Args:
+        outside: how many rows each arena begins with that come from outside.
+        outside_row: the row of each input from outside, in its arena.
+    """
+    from edbatch.planning import layout_kernels as kernels
+
+    position, row_position, length, arg_begin, type_nodes, type_rows, node_begin, row_begin, num_rows = kernels.place(
+        graph.types, args, table.starts, table.kinds, schedule.order, schedule.starts, schedule.batch_types
+    )
+    base, arena_rows = kernels.bases(table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows,
+                                     num_arenas, outside)  # fmt: skip
+    index, slot_begin, slot_size, slot_first = kernels.fill(
+        graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
+        schedule.order, schedule.starts, schedule.batch_types,
+        position, row_position, length, arg_begin, base, outside_row,
+    )  # fmt: skip
+    return Layout(
+        index, slot_begin, slot_size, slot_first, node_begin, row_begin, num_rows, type_nodes, type_rows, base, arena_rows,
+        position, row_position, length,
+    )  # fmt: skip

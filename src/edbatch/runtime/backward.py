@@ -1,0 +1,141 @@
+"""Gradients of a mini-batch: its batches in reverse, then the gradients of shared tensors over all rows at once.
+
+One autograd.Function per call is wrapped around the forward that has already run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edbatch.errors import GradientError
+from edbatch.frontend.results import Group
+from edbatch.runtime.arena import Lease
+from edbatch.runtime.forward import Execution, outside_rows
+from edbatch.spec import Spec
+
+
+class BatchedFunction(torch.autograd.Function):
+    """Connects the results of a mini-batch to the tensors they depend on."""
+
+    @staticmethod
+    def forward(ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
+        ctx.execution, ctx.groups = execution, groups
+        ctx.save_for_backward(*inputs)  # torch then checks that no parameter was changed in between
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*[r for r, group in zip(results, groups, strict=True) if not group.needs_grad])
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():
+            raise GradientError(
+                "a batched call was differentiated with create_graph=True, but its backward can be differentiated no further. For a "
+                "gradient penalty or another second-order gradient use batched.one_by_one(...) for that part of the loss"
+            )
+        inputs = ctx.saved_tensors
+        execution: Execution = ctx.execution
+        with torch._C._DisableAutocast():
+            gradients = backward(execution, ctx.groups, grads, inputs)
+        if not torch._C._autograd._get_current_graph_task_keep_graph():
+            execution.lease.release()
+        return None, None, None, *gradients
+
+
+def backward(
+    execution: Execution, groups: list[Group], grads: Sequence[Tensor | None], inputs: Sequence[Tensor]
+) -> list[Tensor | None]:
+    """The gradients of `inputs`, given those of the results."""
+    lease = Lease(execution.lease.pool)
+    arenas = _gradient_arenas(execution, lease)
+    for group, gradient in zip(groups, grads, strict=True):
+        if gradient is not None and group.needs_grad:
+            arena = arenas[execution.plan.recording.arenas.index(group.spec)]
+            assert arena is not None
+            arena.index_add_(0, torch.from_numpy(execution.plan.group_rows(group)).to(arena.device), gradient)
+    deferred: list[list[Tensor]] = [
+        [lease.take(spec, size) for spec in training.deferred] if training is not None else []
+        for training, size in zip(execution.training, execution.type_sizes, strict=True)
+    ]
+    sums: list[dict[Any, Any]] = [{} for _ in execution.types]
+    operands = execution.operands
+    for batch in range(len(operands.batch_types) - 1, -1, -1):
+        t = operands.batch_types[batch]
+        if execution.training[t] is not None:
+            _batch_backward(execution, arenas, deferred[t], sums[t], batch, t)
+    total = _finish(execution, deferred, sums)
+    _outside_gradients(execution, arenas, total)
+    lease.release()
+    return [_given(total.get(id(tensor)), tensor) for tensor in inputs]
+
+
+def _gradient_arenas(execution: Execution, lease: Lease) -> list[Tensor | None]:
+    """Zeros beside every arena in which some value needs a gradient."""
+    plan = execution.plan
+    assert execution.needs is not None
+    needed = set(plan.recording.table.output_arenas[execution.needs.differentiable].tolist())
+    needed |= {plan.recording.arenas.index(Spec.of(t)) for t in plan.recording.outside if t.requires_grad}
+    return [
+        lease.take(spec, arena.shape[0]).zero_() if i in needed else None
+        for i, (spec, arena) in enumerate(zip(plan.recording.arenas, execution.arenas, strict=True))
+    ]
+
+
+def _batch_backward(
+    execution: Execution, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any], batch: int, t: int
+) -> None:
+    training, needs = execution.training[t], execution.needs
+    assert training is not None
+    assert needs is not None
+    operands = execution.operands
+    rows = [operands.read(execution.arenas, batch, s) if read else None for s, read in enumerate(training.backward_rows)]
+    outs = execution.views(execution.arenas, batch, t) if any(training.backward_outs) else [None] * len(training.backward_outs)
+    grads = [g if need else None for g, need in zip(execution.views(arenas, batch, t), needs.outs[t], strict=True)]
+    gradients = training.backward(
+        execution.size(batch, t), rows, outs, execution.ranges(execution.saved[t], batch, t), execution.prologues[t], grads,
+        execution.ranges(deferred, batch, t), sums,
+    )  # fmt: skip
+    for slot, (gradient, need) in enumerate(zip(gradients, needs.rows[t], strict=True)):
+        if gradient is not None and need:
+            operands.add_gradient(arenas, batch, slot, gradient)
+
+
+def _finish(execution: Execution, deferred: list[list[Tensor]], sums: list[dict[Any, Any]]) -> dict[int, Tensor]:
+    """The gradients of shared tensors, by identity: one product per weight and type over all rows of the mini-batch."""
+    batches: dict[int, list[int]] = {}
+    for batch, t in enumerate(execution.operands.batch_types):
+        batches.setdefault(t, []).append(batch)
+    total: dict[int, Tensor] = {}
+    for t, node_type in enumerate(execution.types):
+        training = execution.training[t]
+        if training is None or not node_type.shared:
+            continue
+        rows = [
+            execution.operands.read_all(execution.arenas, batches[t], s) if read else None
+            for s, read in enumerate(training.finish_rows)
+        ]
+        size = execution.type_sizes[t]
+        outs = [execution.arenas[arena].narrow(0, base, size) for arena, base, _ in execution.outputs[t]]
+        gradients = training.finish(size, rows, outs, execution.saved[t], deferred[t], execution.prologues[t], sums[t])
+        for tensor, gradient in zip(node_type.shared, gradients, strict=True):
+            if gradient is not None:
+                known = total.get(id(tensor))
+                total[id(tensor)] = gradient if known is None else known + gradient
+    return total
+
+
+def _outside_gradients(execution: Execution, arenas: list[Tensor | None], total: dict[int, Tensor]) -> None:
+    recording = execution.plan.recording
+    rows = outside_rows(recording)[1].tolist()
+    for tensor, row in zip(recording.outside, rows, strict=True):
+        arena = arenas[recording.arenas.index(Spec.of(tensor))] if tensor.requires_grad else None
+        if arena is not None:
+            known = total.get(id(tensor))
+            total[id(tensor)] = arena[row].clone() if known is None else known + arena[row]
+
+
+def _given(gradient: Tensor | None, tensor: Tensor) -> Tensor:
+    return torch.zeros_like(tensor) if gradient is None else gradient

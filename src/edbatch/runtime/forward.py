@@ -1,0 +1,150 @@
+"""Running a planned mini-batch: batch after batch, operands read from arenas, results written into them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edbatch.cells.kernel import Training
+from edbatch.frontend.recording import Recording
+from edbatch.frontend.results import Group
+from edbatch.planning.graph import Graph
+from edbatch.planning.layout import Layout, plan
+from edbatch.planning.schedule import Schedule
+from edbatch.runtime.arena import Lease, Pool
+from edbatch.runtime.needs import Needs
+from edbatch.runtime.operands import Operands
+from edbatch.spec import Spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A recorded, scheduled and laid out mini-batch: everything that is known before any number is computed."""
+
+    recording: Recording
+    graph: Graph
+    schedule: Schedule
+    layout: Layout
+
+    def __repr__(self) -> str:
+        return f"Plan({self.recording}, {self.layout})"
+
+    def group_rows(self, group: Group) -> np.ndarray:
+        """The arena rows of a group of results."""
+        refs = group.refs
+        inside, rows = refs >= 0, np.empty(len(refs), np.int64)
+        rows[~inside] = outside_rows(self.recording)[1][-1 - refs[~inside]]
+        node, output = refs[inside] & 0xFFFFFFFF, refs[inside] >> 32
+        rows[inside] = self.layout.rows_of(self.graph, self.recording.table, node, output)
+        if not group.is_ragged:
+            return rows
+        return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
+
+
+def outside_rows(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
+    """How many rows of each arena come from outside, and the row of each input from outside."""
+    number = {spec: i for i, spec in enumerate(recording.arenas)}
+    counts, rows = np.zeros(len(number), np.int64), np.empty(len(recording.outside), np.int64)
+    for i, tensor in enumerate(recording.outside):
+        arena = number[Spec.of(tensor)]
+        rows[i] = counts[arena]
+        counts[arena] += 1
+    return counts, rows
+
+
+def make_plan(recording: Recording, schedule: Schedule) -> Plan:
+    counts, rows = outside_rows(recording)
+    layout = plan(recording.graph, recording.args, recording.table, schedule, len(recording.arenas), counts, rows)
+    return Plan(recording, recording.graph, schedule, layout)
+
+
+class Execution:
+    """One run of a plan: its arenas, and in training what backward will need."""
+
+    def __init__(self, plan: Plan, pool: Pool, needs: Needs | None):
+        self.plan = plan
+        self.needs = needs
+        self.lease = Lease(pool)
+        self.operands = Operands(plan.recording, plan.schedule, plan.layout)
+        self.types = plan.recording.node_types
+        layout, table = plan.layout, plan.recording.table
+        self.arenas = [
+            self.lease.take(spec, rows) for spec, rows in zip(plan.recording.arenas, layout.arena_rows.tolist(), strict=True)
+        ]
+        self._node_begin, self._row_begin = layout.node_begin.tolist(), layout.row_begin.tolist()
+        self._num_rows = layout.num_rows.tolist()
+        base, arena = layout.base.tolist(), table.output_arenas.tolist()
+        starts = table.output_starts.tolist()
+        self.outputs = [
+            [(arena[o], base[o], row) for o, row in zip(range(starts[t], starts[t + 1]), node_type.per_row, strict=True)]
+            for t, node_type in enumerate(self.types)
+        ]
+        self.type_sizes = [
+            (rows if any(t.per_row) else nodes)
+            for t, nodes, rows in zip(self.types, layout.type_nodes.tolist(), layout.type_rows.tolist(), strict=True)
+        ]
+        self.prologues: list[Any] = [None] * len(self.types)
+        self.training: list[Training | None] = [None] * len(self.types)
+        self.saved: list[list[Tensor]] = [[] for _ in self.types]
+
+    def run(self) -> None:
+        """Compute every value of the mini-batch."""
+        self._take_outside()
+        for t, node_type in enumerate(self.types):
+            self.prologues[t] = node_type.kernel.prologue(node_type.shared)
+            if self.needs is not None and any(self.needs.outs[t]):
+                training = node_type.kernel.training(self.needs.rows[t], self.needs.shared[t], self.needs.outs[t])
+                self.training[t] = training
+                self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
+        for batch, t in enumerate(self.operands.batch_types):
+            self._run_batch(batch, t)
+
+    def _run_batch(self, batch: int, t: int) -> None:
+        node_type = self.types[t]
+        rows = [self.operands.read(self.arenas, batch, slot) for slot in range(len(node_type.slots))]
+        outs = self.views(self.arenas, batch, t)
+        training = self.training[t]
+        if training is None:
+            node_type.kernel.infer(self.size(batch, t), rows, self.prologues[t], outs)
+        else:
+            training.forward(self.size(batch, t), rows, self.prologues[t], outs, self.ranges(self.saved[t], batch, t))
+
+    def _take_outside(self) -> None:
+        """Copy the inputs from outside into the first rows of their arenas."""
+        inputs: dict[Spec, list[Tensor]] = {}
+        for tensor in self.plan.recording.outside:
+            inputs.setdefault(Spec.of(tensor), []).append(tensor.detach())
+        for arena, spec in zip(self.arenas, self.plan.recording.arenas, strict=True):
+            if spec in inputs:
+                torch.stack(inputs[spec], out=arena.narrow(0, 0, len(inputs[spec])))
+
+    def size(self, batch: int, t: int) -> int:
+        """How many rows a batch runs on: its nodes, or the rows of all its nodes."""
+        return self._num_rows[batch] if any(self.types[t].per_row) else self.operands.nodes[batch]
+
+    def views(self, arenas: Sequence[Tensor | None], batch: int, t: int) -> list[Any]:
+        """The rows that a batch writes, as views of arenas (of values or of gradients)."""
+        nodes, rows = self.operands.nodes[batch], self._num_rows[batch]
+        return [
+            None if (whole := arenas[arena]) is None
+            else whole.narrow(0, base + self._row_begin[batch], rows) if per_row
+            else whole.narrow(0, base + self._node_begin[batch], nodes)
+            for arena, base, per_row in self.outputs[t]
+        ]  # fmt: skip
+
+    def ranges(self, buffers: list[Tensor], batch: int, t: int) -> list[Tensor]:
+        """The part of a type's own buffers that belongs to a batch."""
+        begin = self._row_begin[batch] if any(self.types[t].per_row) else self._node_begin[batch]
+        size = self.size(batch, t)
+        return [buffer.narrow(0, begin, size) for buffer in buffers]
+
+    def gather(self, group: Group) -> Tensor:
+        """The rows of a group of results, in fresh memory."""
+        arena = self.arenas[self.plan.recording.arenas.index(group.spec)]
+        index = torch.from_numpy(self.plan.group_rows(group)).to(arena.device, non_blocking=True)
+        return arena.index_select(0, index)

@@ -1,0 +1,100 @@
+"""Operands of batches: rows of arenas read as a view, a gather or a sum, and gradients added back to where they came from."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from edbatch.frontend.recording import Recording
+from edbatch.planning.layout import Layout, Slot
+from edbatch.planning.schedule import Schedule
+from edbatch.spec import Spec
+
+
+class Operands:
+    """Reads the slots of batches. The layout's arrays are held as lists: indexing those from Python is far cheaper."""
+
+    def __init__(self, recording: Recording, schedule: Schedule, layout: Layout):
+        self.types = recording.node_types
+        self.batch_types: list[int] = schedule.batch_types.tolist()
+        self.nodes: list[int] = (schedule.starts[1:] - schedule.starts[:-1]).tolist()
+        self.begin: list[list[int]] = layout.slot_begin.tolist()
+        self.size: list[list[int]] = layout.slot_size.tolist()
+        self.first: list[list[int]] = layout.slot_first.tolist()
+        number = {spec: i for i, spec in enumerate(recording.arenas)}
+        self.arena_of = [[number.get(spec, -1) for spec in t.slot_specs] for t in self.types]  # type: ignore[arg-type]
+        self._index = torch.from_numpy(layout.index)
+        self._index_on: dict[torch.device, Tensor] = {}
+
+    def index(self, device: torch.device) -> Tensor:
+        """All planned rows, on a device; copied there once."""
+        found = self._index_on.get(device)
+        if found is None:
+            found = self._index_on[device] = self._index.to(device, non_blocking=True)
+        return found
+
+    def read(self, arenas: list[Tensor], batch: int, slot: int) -> Tensor:
+        t = self.batch_types[batch]
+        node_type = self.types[t]
+        kind, begin, size = node_type.slots[slot], self.begin[batch][slot], self.size[batch][slot]
+        if kind < Slot.SUM:
+            arena, first = arenas[self.arena_of[t][slot]], self.first[batch][slot]
+            if first >= 0:
+                return arena.narrow(0, first, size)
+            return arena.index_select(0, self.index(arena.device).narrow(0, begin, size))
+        spec = node_type.slot_specs[slot]
+        if kind == Slot.DATA:
+            assert spec is not None
+            return number_column(self.index(spec.device).narrow(0, begin, size), spec)
+        if kind == Slot.OFFSETS:
+            device = node_type.slot_specs[0].device  # type: ignore[union-attr]
+            return self.index(device).narrow(0, begin, self.nodes[batch] + 1)
+        arena = arenas[self.arena_of[t][slot]]
+        index = self.index(arena.device)
+        return sum_rows(arena, index.narrow(0, begin, size), index.narrow(0, begin + size, self.nodes[batch] + 1))
+
+    def read_all(self, arenas: list[Tensor], batches: list[int], slot: int) -> Tensor:
+        """A slot of all batches of one type, in launch order."""
+        t = self.batch_types[batches[0]]
+        kind, begin = self.types[t].slots[slot], self.begin[batches[0]][slot]
+        if kind in (Slot.SUM, Slot.SUM_ROWS, Slot.OFFSETS):
+            return torch.cat([self.read(arenas, b, slot) for b in batches])
+        size = self.begin[batches[-1]][slot] + self.size[batches[-1]][slot] - begin
+        if kind == Slot.DATA:
+            spec = self.types[t].slot_specs[slot]
+            assert spec is not None
+            return number_column(self.index(spec.device).narrow(0, begin, size), spec)
+        arena = arenas[self.arena_of[t][slot]]
+        return arena.index_select(0, self.index(arena.device).narrow(0, begin, size))
+
+    def add_gradient(self, grads: list[Tensor | None], batch: int, slot: int, gradient: Tensor) -> None:
+        """Add the gradient of what a batch read through a slot to the gradients of the rows it came from."""
+        t = self.batch_types[batch]
+        target = grads[self.arena_of[t][slot]]
+        if target is None:
+            return
+        kind, begin, size = self.types[t].slots[slot], self.begin[batch][slot], self.size[batch][slot]
+        first = self.first[batch][slot]
+        if first >= 0:
+            target.narrow(0, first, size).add_(gradient)
+            return
+        index = self.index(target.device)
+        if kind == Slot.SUM or kind == Slot.SUM_ROWS:
+            lengths = index.narrow(0, begin + size, self.nodes[batch] + 1).diff()
+            gradient = gradient.repeat_interleave(lengths, dim=0, output_size=size)
+        target.index_add_(0, index.narrow(0, begin, size), gradient)
+
+
+def number_column(column: Tensor, spec: Spec) -> Tensor:
+    """A planned column of numbers in the dtype of its spec; floats were planned as their bits."""
+    return column.view(torch.float64).to(spec.dtype) if spec.is_float else column.to(spec.dtype)
+
+
+def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
+    """The sum of each segment of gathered rows."""
+    flat = arena.reshape(arena.shape[0], -1)
+    if flat.shape[0] == 0:
+        return arena.new_zeros(offsets.shape[0] - 1, *arena.shape[1:])
+    total = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
+    return total.view(-1, *arena.shape[1:])

@@ -1,0 +1,64 @@
+"""The baselines compute what the model computes: a fast wrong baseline would prove nothing."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from edbatch.bench.contenders import HandBatched, OneByOne, Products
+from edbatch.datasets import Tree, random_trees
+from edbatch.models import TreeLSTM
+
+
+@pytest.fixture
+def trees() -> list[Tree]:
+    return [Tree(3, word=4), *random_trees(12, seed=5, num_words=100).trees, Tree(0, word=9)]
+
+
+@pytest.fixture
+def model() -> TreeLSTM:
+    torch.manual_seed(1)
+    return TreeLSTM(101, 6, 5).double()
+
+
+@pytest.mark.parametrize("contender", [OneByOne, HandBatched])
+def test_equal_to_the_model(contender, model, trees):
+    losses, logits = zip(*map(model, trees), strict=True)
+    torch.stack(losses).sum().backward()
+    theirs = contender(model, trees)
+    their_losses, their_logits = theirs.infer()
+    torch.testing.assert_close(their_losses, torch.stack(losses), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(their_logits, torch.stack(logits), rtol=1e-9, atol=1e-9)
+    for _ in range(2):  # a second step must not add to the first
+        theirs.train()
+    parameters = dict(theirs.model.named_parameters())
+    assert list(parameters) == [name for name, _ in model.named_parameters()]
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameters[name].grad.to_dense(), parameter.grad, rtol=1e-9, atol=1e-9)
+
+
+def test_hand_batched_makes_one_call_per_height(model, trees):
+    calls = []
+    hand_batched = HandBatched(model, trees)
+    hand_batched.model.leaf.register_forward_hook(lambda *_: calls.append("leaf"))
+    hand_batched.model.node.register_forward_hook(lambda *_: calls.append("node"))
+    hand_batched.infer()
+
+    def height(tree: Tree) -> int:
+        return 0 if tree.is_leaf else 1 + max(height(tree.left), height(tree.right))
+
+    assert calls == ["leaf"] + ["node"] * max(map(height, trees))
+
+
+def test_products_are_those_of_the_batches(model):
+    products = Products(model.float(), {"leaf": [3], "node": [2, 1], "out": [4, 2]})
+    assert [(a.shape[0], *b.shape) for a, b, _ in products.forward] == [
+        (3, 6, 18),
+        (2, 12, 18), (1, 12, 18), (2, 6, 6), (1, 6, 6), (2, 6, 6), (1, 6, 6),
+        (4, 6, 5), (2, 6, 5),
+    ]  # fmt: skip
+    weights = [list(result.shape) for _, operand, result in products.backward if operand.shape[0] in (3, 6)]
+    assert len(products.backward) == len(products.forward) + len(weights) - 1  # and one of each weight over all rows
+    products.train()
+    for a, b, result in products.forward:
+        torch.testing.assert_close(result, a @ b)
