@@ -84,7 +84,7 @@ def test_tree_lstm_writes_json(tmp_path):
 
 
 def test_demo():
-    result = run("demo", "--hidden", 4, "--batch-size", 300, "--epochs", 1)
+    result = run("demo", "--hidden", 4, "--batch-size", 100, "--epochs", 1)
     assert result.exit_code == 0, result.output
     assert "epoch 1: loss" in result.output
     for row in ("one by one", "edbatch, depth", "edbatch, agenda", "edbatch, bound-greedy"):

@@ -88,7 +88,7 @@ def tree_lstm(
     batch_size: BatchSize = 64,
     hidden: Hidden = 256,
     mode: Annotated[Mode, typer.Option(help="Forward only, or forward and backward.")] = Mode.infer,
-    policy: Annotated[str, typer.Option(help="learned, bound-greedy, agenda, depth, …")] = "learned",
+    policy: Annotated[str | None, typer.Option(help="agenda, depth, bound-greedy, … Default: edbatch's own.")] = None,
     rounds: Rounds = 30,
     one_by_one_rounds: Annotated[
         int | None, typer.Option(min=1, help="Let the slow one-by-one loop run in only so many of the rounds.")

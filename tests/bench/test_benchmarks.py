@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 
 import numpy as np
@@ -22,10 +23,9 @@ def shipped_data(monkeypatch):
 
 
 def printed(tables) -> str:
-    console = Console(width=200, record=True, quiet=True)
-    for table in tables:
-        console.print(table)
-    return console.export_text()
+    console = Console(width=200, file=io.StringIO())
+    console.print(*tables)
+    return console.file.getvalue()
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
@@ -60,9 +60,7 @@ def test_wrong_results_are_not_timed(mode):
     race.check()
     with torch.no_grad():
         race.hand_batched.model.out.linear.bias[0] += 1
-    with pytest.raises(
-        BenchError, match="nothing was timed, because results differ: losses of hand-batched"
-    ):
+    with pytest.raises(BenchError, match="nothing was timed, because results differ: losses of hand-batched"):
         race.check()
 
 

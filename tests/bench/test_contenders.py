@@ -57,8 +57,14 @@ def test_products_are_those_of_the_batches(model):
         (2, 12, 18), (1, 12, 18), (2, 6, 6), (1, 6, 6), (2, 6, 6), (1, 6, 6),
         (4, 6, 5), (2, 6, 5),
     ]  # fmt: skip
-    weights = [list(result.shape) for _, operand, result in products.backward if operand.shape[0] in (3, 6)]
-    assert len(products.backward) == len(products.forward) + len(weights) - 1  # and one of each weight over all rows
+    assert [(a.shape[0], *b.shape) for a, b, _ in products.input_gradients] == [
+        (3, 18, 6),
+        (2, 18, 12), (1, 18, 12), (2, 6, 6), (1, 6, 6), (2, 6, 6), (1, 6, 6),
+        (4, 5, 6), (2, 5, 6),
+    ]  # fmt: skip
+    assert [(a.shape[0], *b.shape) for a, b, _ in products.weight_gradients] == [
+        (18, 3, 6), (18, 3, 12), (6, 3, 6), (6, 3, 6), (5, 6, 6)
+    ]  # fmt: skip
     products.train()
     for a, b, result in products.forward:
         torch.testing.assert_close(result, a @ b)

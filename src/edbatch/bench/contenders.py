@@ -6,6 +6,7 @@ Each gets beforehand what favours it: one by one its numbers as tensors, the han
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -121,6 +122,9 @@ class HandBatched:
         self.infer()[0].sum().backward()  # type: ignore[no-untyped-call]
 
 
+Product = tuple[Tensor, Tensor, Tensor]  # operand, operand, result
+
+
 class Products:
     """The matrix products of these batches and nothing else, into memory that is there already.
 
@@ -133,29 +137,30 @@ class Products:
         dim = out.linear.in_features
         gates = [(node.iou, 0), (node.f1, 0), (node.f2, dim)]  # the layers, and where in [h1; h2] their operands begin
         layers = {"leaf": [(leaf.iou, 0)], "node": gates, "out": [(out.linear, 0)]}
-        self.forward: list[tuple[Tensor, Tensor, Tensor]] = []  # of each product: operand, operand, result
-        self.backward: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.forward: list[Product] = []
+        self.input_gradients: list[Product] = []
+        self.weight_gradients: list[Product] = []  # one per weight, over the rows of all batches
         for name, batch_sizes in sizes.items():
-            x = torch.randn(sum(batch_sizes), layers[name][0][0].in_features)
+            ends = list(accumulate(batch_sizes))
+            rows = [slice(end - size, end) for size, end in zip(batch_sizes, ends, strict=True)]
+            operands = torch.randn(ends[-1], layers[name][0][0].in_features)
             for linear, first in layers[name]:
                 weight = linear.weight.detach()
-                operand = x[:, first : first + linear.in_features]
-                y = torch.randn(len(x), linear.out_features)
-                rows = [slice(end - size, end) for size, end in zip(batch_sizes, _ends(batch_sizes), strict=True)]
-                dx = torch.empty(len(x), linear.in_features)
-                self.forward += [(operand[r], weight.t(), y[r]) for r in rows]
-                self.backward += [(y[r], weight, dx[r]) for r in rows]
-                self.backward.append((y.t(), operand, torch.empty_like(weight)))
+                x = operands[:, first : first + linear.in_features]
+                y, dy, dx = torch.empty(len(x), len(weight)), torch.randn(len(x), len(weight)), torch.empty(x.shape)
+                self.forward += [(x[r], weight.t(), y[r]) for r in rows]
+                self.input_gradients += [(dy[r], weight, dx[r]) for r in rows]
+                self.weight_gradients.append((dy.t(), x, torch.empty_like(weight)))
 
     def infer(self) -> None:
-        for a, b, result in self.forward:
-            torch.mm(a, b, out=result)
+        _multiply(self.forward)
 
     def train(self) -> None:
-        self.infer()
-        for a, b, result in self.backward:
-            torch.mm(a, b, out=result)
+        _multiply(self.forward)
+        _multiply(self.input_gradients)
+        _multiply(self.weight_gradients)
 
 
-def _ends(sizes: list[int]) -> list[int]:
-    return torch.tensor(sizes).cumsum(0).tolist()
+def _multiply(products: list[Product]) -> None:
+    for a, b, result in products:
+        torch.mm(a, b, out=result)

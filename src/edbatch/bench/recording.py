@@ -57,12 +57,13 @@ class Case:
 
     name: str
     model: nn.Module
+    batched: edbatch.Batched
     examples: Any
     num_calls: int
     constants: dict[str, Any]
 
     def record(self) -> object:
-        return edbatch.record(self.model, self.examples)
+        return edbatch.record(self.batched, self.examples)
 
     def run_bare(self) -> Callable[[], object]:
         """The model's own Python, with every cell a function that returns a constant."""
@@ -101,12 +102,17 @@ def _cases(trees: list[Any], vocab: int, batch_size: int, dim: int = 8, steps: i
     calls_of_trees = sum(2 for tree in trees for _ in tree.nodes())  # a state and a loss at every node
     state = None, None
     columns = list(torch.zeros(batch_size, dim))
+    tree_lstm, lstm_chain, linear_chain = (
+        TreeLSTM(vocab, dim, NUM_LABELS),
+        LSTMChain(dim, steps),
+        LinearChain(dim, steps),
+    )
+    constants = {"leaf": state, "node": state, "out": (0.0, None)}
     return [
-        Case("TreeLSTM, marked cells", TreeLSTM(vocab, dim, NUM_LABELS), trees, calls_of_trees,
-             {"leaf": state, "node": state, "out": (0.0, None)}),
-        Case("nn.LSTMCell", LSTMChain(dim, steps), columns, batch_size * steps, {"cell": state}),
-        Case("nn.Linear", LinearChain(dim, steps), columns, batch_size * steps, {"layer": None}),
-    ]  # fmt: skip
+        Case("TreeLSTM, marked cells", tree_lstm, edbatch.batch(tree_lstm), trees, calls_of_trees, constants),
+        Case("nn.LSTMCell", lstm_chain, edbatch.batch(lstm_chain), columns, batch_size * steps, {"cell": state}),
+        Case("nn.Linear", linear_chain, edbatch.batch(linear_chain), columns, batch_size * steps, {"layer": None}),
+    ]
 
 
 def tables(result: dict[str, Any]) -> list[Table]:

@@ -60,7 +60,7 @@ def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -
 
 
 def tree_graph(trees: Iterable[Tree], num_nodes: int) -> edbatch.Graph:
-    """The graph of these trees, a state and an output per tree node, repeated until it has `num_nodes` nodes or more."""
+    """The graph of these trees, a state and an output per tree node, repeated until it has `num_nodes` or more."""
     types: list[str] = []
     inputs: list[list[int]] = []
     for tree in trees:
@@ -115,7 +115,7 @@ def _in_fresh_process(code: str, environment: dict[str, str] | None = None) -> f
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True, check=False)
     if done.returncode:
-        raise BenchError(f"a fresh process failed: {done.stderr.strip()}")
+        raise BenchError(f"a fresh process failed: {done.stderr.strip().splitlines()[-1]}")
     return float(done.stdout.splitlines()[-1])
 
 

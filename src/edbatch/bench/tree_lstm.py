@@ -33,7 +33,7 @@ class Settings:
     batch_size: int = 64
     hidden: int = 256
     mode: str = "infer"
-    policy: str = "learned"
+    policy: str | None = None
     rounds: int = MIN_ROUNDS
     one_by_one_rounds: int | None = None
     threads: int | None = None
@@ -58,7 +58,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
         with measure.progress("measuring", settings.rounds) as advance:
             rounds = race.run(settings.rounds, settings.one_by_one_rounds or settings.rounds, advance)
         return {
-            "settings": asdict(settings),
+            "settings": asdict(settings) | {"policy": race.batched.policy.name},
             "data": bank.source,
             "machine": measure.machine_facts(),
             "num_nodes": race.batched.stats.num_nodes,
@@ -73,9 +73,9 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
 class Race:
     """The contenders on one mini-batch."""
 
-    def __init__(self, model: TreeLSTM, trees: list[Tree], policy: str, mode: str) -> None:
+    def __init__(self, model: TreeLSTM, trees: list[Tree], policy: str | None, mode: str) -> None:
         self.model, self.trees, self.is_training = model, trees, mode == "train"
-        self.batched = edbatch.batch(model, policy=policy)
+        self.batched = edbatch.batch(model, policy=policy) if policy else edbatch.batch(model)
         self.one_by_one = OneByOne(model, trees)
         self.hand_batched = HandBatched(model, trees)
         self.stage_seconds: dict[str, list[float]] = defaultdict(list)
@@ -118,7 +118,7 @@ class Race:
 
     def batch_sizes(self) -> dict[str, list[int]]:
         """Of the batches that edbatch launches, by cell."""
-        schedule = edbatch.schedule(edbatch.record(self.model, self.trees), self.batched.policy)
+        schedule = edbatch.schedule(edbatch.record(self.batched, self.trees), self.batched.policy)
         sizes: dict[str, list[int]] = {"leaf": [], "node": [], "out": []}
         for name, nodes in schedule.batches:
             cell = re.match(r"leaf\b|node\b|out\b", str(name))

@@ -120,7 +120,7 @@ class EagerTraining:
         allowed = {id(t) for t in pro.shared}
         for place in self.kernel.places(B):
             with torch.enable_grad(), _Touched() as touched:
-                operands = [row[place].detach().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)]
+                operands = [row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)]  # arenas change
                 allowed.update(map(id, operands))
                 values = self.kernel.call(operands, pro.shared, outs, place)
             if any(key not in allowed for key in touched.tensors):

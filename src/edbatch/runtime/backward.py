@@ -22,8 +22,10 @@ class BatchedFunction(torch.autograd.Function):
     """Connects the results of a mini-batch to the tensors they depend on."""
 
     @staticmethod
-    def forward(ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], *inputs: Tensor) -> tuple[Tensor, ...]:
-        ctx.execution, ctx.groups = execution, groups
+    def forward(
+        ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], watch: Any, *inputs: Tensor
+    ) -> tuple[Tensor, ...]:
+        ctx.execution, ctx.groups, ctx.watch = execution, groups, watch
         ctx.save_for_backward(*inputs)  # torch then checks that no parameter was changed in between
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[r for r, group in zip(results, groups, strict=True) if not group.needs_grad])
@@ -38,11 +40,11 @@ class BatchedFunction(torch.autograd.Function):
             )
         inputs = ctx.saved_tensors
         execution: Execution = ctx.execution
-        with torch._C._DisableAutocast():
+        with ctx.watch("backward"), torch._C._DisableAutocast():
             gradients = backward(execution, ctx.groups, grads, inputs)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             execution.lease.release()
-        return None, None, None, *gradients
+        return None, None, None, None, *gradients
 
 
 def backward(

@@ -1,0 +1,116 @@
+"""`edbatch.batch` and what it returns: a function of one example, run on mini-batches."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+from edbatch.errors import BatchError
+from edbatch.frontend.interception import one_by_one
+from edbatch.frontend.marking import active
+from edbatch.frontend.results import STACKS, Results
+from edbatch.pipeline import Pipeline, zip_columns
+from edbatch.planning import policies
+from edbatch.planning.schedule import Policy
+from edbatch.explain import explain
+from edbatch.stats import Stats
+
+
+class Batched(nn.Module):
+    """A function of one example, called with columns of them. When the function is a module, this is one with the same parameters.
+
+    Attributes:
+        fn: the function of one example.
+        policy: decides which nodes run together, and when.
+        stats: the numbers of the last call; None before the first.
+    """
+
+    def __init__(self, fn: Callable[..., Any], policy: Policy, stack: bool | str):
+        super().__init__()
+        if isinstance(fn, nn.Module):
+            # The same parameters under the same names: the dictionaries themselves are shared.
+            for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+                self.__dict__[name] = fn.__dict__[name]
+            self.training = fn.training
+        self.__dict__["fn"] = fn
+        self.policy = policy
+        self.stack = stack
+        self.stats: Stats | None = None
+        self._pipeline: Pipeline | None = None
+
+    def forward(self, *columns: Any, **keywords: Any) -> Any:
+        """The results of `fn` on every example: positional arguments are columns, keywords are shared."""
+        if active.recorder is not None:
+            return self._inside_another(columns, keywords)
+        if os.environ.get("EDBATCH_EAGER", "0") not in ("", "0"):
+            return self.one_by_one(*columns, **keywords)
+        result, self.stats = self.pipeline(columns, keywords, self.policy, self.stack)
+        return result
+
+    @property
+    def pipeline(self) -> Pipeline:
+        if self._pipeline is None:
+            self._pipeline = Pipeline(self.fn)
+        return self._pipeline
+
+    def one_by_one(self, *columns: Any, **keywords: Any) -> Any:
+        """The same results by a plain loop over the examples: nothing is recorded or batched. For debugging."""
+        with one_by_one():
+            outputs = [self.fn(*example, **keywords) for example in zip_columns(columns)]
+        return Results.collect(outputs).assemble([], self.stack)
+
+    def _inside_another(self, columns: Any, keywords: Any) -> Any:
+        """A batched function called while another is recorded: its examples become part of that recording."""
+        outputs = [self.fn(*example, **keywords) for example in zip_columns(columns)]
+        return Results.collect(outputs).assemble([], self.stack)
+
+    def explain(self) -> str:
+        """What the last call did and why: batches against the lower bound and other policies, copies, what ran alone."""
+        if self.stats is None:
+            raise BatchError("nothing to explain yet; call the batched function first")
+        return explain(self.stats, self.policy)
+
+    def train(self, mode: bool = True) -> Batched:
+        super().train(mode)
+        if isinstance(self.fn, nn.Module):
+            self.fn.train(mode)
+        return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_pipeline": None, "stats": None}
+
+    def extra_repr(self) -> str:
+        return f"{getattr(self.fn, '__name__', type(self.fn).__name__)}, policy={self.policy.name}, stack={self.stack!r}"
+
+
+def batch(fn: Callable[..., Any], *, policy: str | Policy = "bound-greedy", stack: bool | str = True) -> Batched:
+    """Run a function of one example on mini-batches of different examples, with few large kernels, forward and backward.
+
+    Args:
+        fn: a module or function of one example.
+        policy: decides what to launch next: a policy or its name ("depth", "agenda", "bound-greedy", …).
+        stack: how results are put together: True stacks them, "cat" gives (rows of all examples, lengths), "pad" pads with zeros,
+            False gives a list with one result per example.
+
+    Returns:
+        A `Batched`: called with columns (one entry per example) by position and shared values by keyword.
+
+    >>> import torch, edbatch
+    >>> linear = torch.nn.Linear(2, 1)
+    >>> def depth(tree):  # a tree is a vector or a pair of trees
+    ...     return linear(tree) if isinstance(tree, torch.Tensor) else torch.tanh(depth(tree[0]) + depth(tree[1]))
+    >>> x = torch.ones(2)
+    >>> batched = edbatch.batch(depth)
+    >>> batched([(x, x), ((x, x), x)]).shape
+    torch.Size([2, 1])
+    """
+    if not callable(fn):
+        raise BatchError(f"edbatch.batch takes a module or a function of one example, not {type(fn).__name__}")
+    if isinstance(fn, Batched):
+        raise BatchError("this function is batched already")
+    if not any(stack is s or (isinstance(stack, str) and stack == s) for s in STACKS):
+        raise BatchError(f'stack={stack!r} is unknown; use True, "cat", "pad" or False')
+    return Batched(fn, policies.from_name(policy) if isinstance(policy, str) else policy, stack)

@@ -1,0 +1,78 @@
+"""`edbatch.check` and `edbatch.record`: ways to look at a function without training it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from edbatch.batched import Batched, batch
+from edbatch.errors import CheckError
+from edbatch.planning.graph import Graph
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor
+COARSE = 3e-2  # 16-bit floats
+
+
+def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
+    """Record a function on a mini-batch and return the graph; nothing is run.
+
+    >>> import torch, edbatch
+    >>> edbatch.record(torch.nn.Tanh(), [torch.ones(3), torch.ones(3)]).num_nodes
+    2
+    """
+    batched = fn if isinstance(fn, Batched) else batch(fn)
+    return batched.pipeline.record(columns, keywords)[0].graph
+
+
+def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
+    """Run a function batched and one by one, and compare results and gradients of parameters; raises at the first difference.
+
+    Functions that draw random numbers (dropout in training mode) differ by nature: put the model into eval mode first.
+
+    Raises:
+        CheckError: names the result or parameter, the example where it can, and both values.
+    """
+    batched = fn if isinstance(fn, Batched) else batch(fn, stack=False)
+    function = batched.fn
+    ours = pytree.tree_leaves(batched(*columns, **keywords))
+    theirs = pytree.tree_leaves(batched.one_by_one(*columns, **keywords))
+    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
+    for i, (a, b) in enumerate(pairs):
+        _compare(f"result {i}", a, b)
+    root = getattr(function, "__self__", function)
+    parameters = {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
+    parameters |= {f"the gradient of the tensor in column {i}": c for i, c in enumerate(columns) if isinstance(c, Tensor)}
+    parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+    wanted = [(a, b) for a, b in pairs if b.requires_grad]
+    if not wanted or not parameters:
+        return
+    gradients = [_gradients([pair[side] for pair in wanted], list(parameters.values())) for side in (0, 1)]
+    for name, a, b in zip(parameters, *gradients, strict=True):
+        _compare(name, a, b)
+
+
+def _gradients(results: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
+    """Gradients of a sum of all results with fixed, uneven weights."""
+    weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype, device=r.device).view_as(r) for r in results]
+    loss = sum((r * w).sum() for r, w in zip(results, weights, strict=True))
+    grads = torch.autograd.grad(loss, parameters, allow_unused=True)  # type: ignore[arg-type]
+    return [torch.zeros_like(p) if g is None else g.to_dense() for g, p in zip(grads, parameters, strict=True)]
+
+
+def _compare(name: str, ours: Any, theirs: Tensor) -> None:
+    if not isinstance(ours, Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
+        raise CheckError(f"{name} is {ours if not isinstance(ours, Tensor) else tuple(ours.shape)} batched and {tuple(theirs.shape)} one by one")
+    if not theirs.is_floating_point():
+        same = ours == theirs
+    else:
+        scale = theirs.detach().abs().nan_to_num(posinf=0.0).max() if theirs.numel() else 0.0
+        rtol = TOLERANCE.get(theirs.dtype, COARSE)
+        same = torch.isclose(ours, theirs, rtol=rtol, atol=float(rtol * max(float(scale), 1e-30)), equal_nan=True)
+    if not bool(same.all()):
+        at = tuple((~same).nonzero()[0].tolist())
+        raise CheckError(f"{name} differs at {list(at)}: {ours[at].item()!r} batched, {theirs[at].item()!r} one by one "
+                         f"({int((~same).sum())} of {same.numel()} entries differ)")  # fmt: skip

@@ -1,0 +1,158 @@
+"""The whole flow on one screen: examples → Recording → Schedule → Plan → tensors.
+
+    record     frontend/   every cell call and torch function on lazy values becomes a node
+    schedule   planning/   a policy decides which nodes run together, and when
+    plan       planning/   where values lie in memory, which rows each batch reads
+    run        runtime/    batch after batch; backward in reverse
+
+What lasts from call to call is kept here: the kernels of the function's cells and the pool of memory. Errors raised deeper down state
+a local fact; which example and which line it was is added here.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from edbatch.errors import BatchError
+from edbatch.frontend.interception import Shortcuts, recording
+from edbatch.frontend.kernels import KernelCache
+from edbatch.frontend.recorder import Recorder
+from edbatch.frontend.recording import Recording
+from edbatch.frontend.results import Results
+from edbatch.planning.schedule import Policy, schedule
+from edbatch.runtime.arena import Pool
+from edbatch.runtime.backward import BatchedFunction
+from edbatch.runtime.forward import Execution, Plan, make_plan
+from edbatch.runtime.needs import Needs, find_needs
+from edbatch.stats import Stats, Stopwatch
+
+_HERE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
+
+
+class Pipeline:
+    """Runs one function on mini-batches."""
+
+    def __init__(self, function: Callable[..., Any]):
+        self.function = function
+        owner = getattr(function, "__self__", function)
+        self.root = owner if isinstance(owner, nn.Module) else None
+        self.kernels = KernelCache(self.root)
+        self.shortcuts = Shortcuts(self.root)
+        self.pool = Pool()
+
+    def __call__(
+        self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
+    ) -> tuple[Any, Stats]:
+        watch = Stopwatch()
+        with watch("record"):
+            recorded, results = self.record(columns, keywords)
+        with watch("schedule"):
+            order = schedule(recorded.graph, policy)
+        with watch("plan"):
+            plan = make_plan(recorded, order)
+        with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
+            needs = self._needs(plan, results)
+            execution = Execution(plan, self.pool, needs)
+            execution.run()
+            gathered = [execution.gather(group) for group in results.groups]
+        stats = Stats.of(plan, execution, watch.seconds)
+        if needs is None:
+            execution.lease.release()
+        else:
+            gathered = self._connect(execution, results, gathered, watch)
+        return results.assemble(gathered, stack), stats
+
+    def record(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
+        """Record the function on every example of a mini-batch."""
+        examples = zip_columns(columns)
+        recorder = Recorder(self.kernels, self._device(), _shared_tensors(self.root, keywords))
+        outputs = []
+        with recording(recorder, self.shortcuts):
+            for i, example in enumerate(examples):
+                with _naming(i):
+                    lazy = [recorder.outside(x) if isinstance(x, Tensor) else x for x in example]
+                    outputs.append(self.function(*lazy, **keywords))
+            results = Results.collect(outputs, recorder)
+            return recorder.finish(), results
+
+    def _device(self) -> torch.device:
+        """Where numbers that become tensors go: to the function's parameters."""
+        if self.root is None:
+            return torch.device("cpu")
+        devices = {p.device for p in self.root.parameters()}
+        if len(devices) > 1:
+            raise BatchError(f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), but a mini-batch "
+                             "runs on one; move the model with model.to(device)")  # fmt: skip
+        return devices.pop() if devices else torch.device("cpu")
+
+    def _needs(self, plan: Plan, results: Results) -> Needs | None:
+        """What takes part in backward; None when nothing does."""
+        recorded = plan.recording
+        if not any(t.requires_grad for node_type in recorded.node_types for t in node_type.shared) and not any(
+            t.requires_grad for t in recorded.outside
+        ):
+            return None
+        table = recorded.table
+        is_result = np.zeros(len(table.output_arenas), dtype=np.bool_)
+        outputs = []
+        for group in results.groups:
+            refs = group.refs[group.refs >= 0]
+            outputs.append(np.unique(table.output_starts[recorded.types[refs & 0xFFFFFFFF]] + (refs >> 32)))
+            is_result[outputs[-1]] = True
+        needs = find_needs(recorded, is_result)
+        for group, flat in zip(results.groups, outputs, strict=True):
+            from_outside = any(recorded.outside[-1 - ref].requires_grad for ref in group.refs[group.refs < 0])
+            group.needs_grad = from_outside or bool(needs.differentiable[flat].any())
+        return needs if any(group.needs_grad for group in results.groups) else None
+
+    def _connect(self, execution: Execution, results: Results, gathered: list[Tensor], watch: Stopwatch) -> list[Tensor]:
+        """Give the results a grad_fn that leads to everything they depend on."""
+        recorded = execution.plan.recording
+        tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
+        if self.root is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            tensors += self.root.parameters()  # every rank must give every parameter a gradient, whatever its graphs are
+        inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
+        return list(BatchedFunction.apply(execution, results.groups, gathered, watch, *inputs))  # type: ignore[no-untyped-call]
+
+
+def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
+    """The examples of a mini-batch: one value of every column each."""
+    if not columns:
+        raise BatchError("a batched function needs at least one positional argument: a column with one entry per example")
+    for i, column in enumerate(columns):
+        if not hasattr(column, "__len__") or isinstance(column, str | dict):
+            raise BatchError(f"positional argument {i} is a {type(column).__name__}, but positional arguments are columns, with one entry per "
+                             "example; give what all examples share by keyword")  # fmt: skip
+    lengths = [len(column) for column in columns]
+    if len(set(lengths)) > 1:
+        raise BatchError(f"the columns have different lengths ({', '.join(map(str, lengths))}), but need one entry per example each; give what "
+                         "all examples share by keyword")  # fmt: skip
+    if lengths[0] == 0:
+        raise BatchError("the mini-batch is empty, so the shape of its results is unknown; skip empty mini-batches")
+    return list(zip(*[c.unbind(0) if isinstance(c, Tensor) else c for c in columns], strict=True))
+
+
+def _shared_tensors(root: nn.Module | None, keywords: dict[str, Any]) -> list[Tensor]:
+    """Tensors that are the same for all examples although they are no parameters."""
+    leaves = torch.utils._pytree.tree_leaves(keywords)
+    return [*(root.buffers() if root is not None else ()), *[t for t in leaves if isinstance(t, Tensor)]]
+
+
+@contextmanager
+def _naming(example: int) -> Iterator[None]:
+    """Add to any error which example it was and which of the user's lines."""
+    try:
+        yield
+    except Exception as error:
+        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
+        where = f", at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+        error.add_note(f"while recording example {example} of the mini-batch{where}")
+        raise
