@@ -22,6 +22,7 @@ from edbatch.bench.contenders import HandBatched, OneByOne, Products
 from edbatch.bench.measure import MIN_ROUNDS, BenchError, Rounds, Spread
 from edbatch.datasets import NUM_LABELS, Tree, load_trees
 from edbatch.models import TreeLSTM
+from edbatch.stats import Stats
 
 ONE_BY_ONE, HAND, EDBATCH, PRODUCTS = "one by one", "hand-batched", "edbatch", "products alone"
 
@@ -61,8 +62,8 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
             "settings": asdict(settings) | {"policy": race.batched.policy.name},
             "data": bank.source,
             "machine": measure.machine_facts(),
-            "num_nodes": race.batched.stats.num_nodes,
-            "num_batches": race.batched.stats.num_batches,
+            "num_nodes": race.stats.num_nodes,
+            "num_batches": race.stats.num_batches,
             "ms": {name: rounds.spread(name).scaled(1e3)._asdict() for name in rounds.seconds},
             "stages_ms": {name: Spread.of(s).scaled(1e3)._asdict() for name, s in race.stage_seconds.items()},
             "speedup_over_one_by_one": {n: rounds.ratio(ONE_BY_ONE, n)._asdict() for n in (HAND, EDBATCH)},
@@ -79,6 +80,11 @@ class Race:
         self.one_by_one = OneByOne(model, trees)
         self.hand_batched = HandBatched(model, trees)
         self.stage_seconds: dict[str, list[float]] = defaultdict(list)
+
+    @property
+    def stats(self) -> Stats:
+        assert self.batched.stats is not None, "read before the first call"
+        return self.batched.stats
 
     def edbatch_train(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -113,7 +119,7 @@ class Race:
                               after={EDBATCH: self._keep_stages}, advance=advance)  # fmt: skip
 
     def _keep_stages(self) -> None:
-        for stage, seconds in self.batched.stats.seconds.items():
+        for stage, seconds in self.stats.seconds.items():
             self.stage_seconds[stage].append(seconds)
 
     def batch_sizes(self) -> dict[str, list[int]]:

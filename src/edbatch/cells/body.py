@@ -8,7 +8,7 @@ gradients: they are ordinary values, computed from the tangents (the gradients o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -67,8 +67,9 @@ class Op:
         tags = getattr(self.target, "tags", ())
         return torch.Tag.nondeterministic_seeded in tags
 
-    def replace(self, swap: Callable[[Val], Any]) -> Op:
-        kwargs = tuple((k, swap_vals(v, swap)) for k, v in self.kwargs)
+    def replace(self, swap: Callable[[Val], Any], swap_constant: Callable[[Any], Any] = lambda c: c) -> Op:
+        """The op with other values; `swap_constant` is asked about keyword arguments (dtypes, devices, ...)."""
+        kwargs = tuple((k, swap_constant(swap_vals(v, swap))) for k, v in self.kwargs)
         return Op(self.target, swap_vals(self.args, swap), kwargs, self.spec)
 
     def __repr__(self) -> str:
@@ -91,6 +92,11 @@ class Body:
     row_grads: tuple[Val | None, ...]
     shared_grads: tuple[Val | None, ...]
     tangent_of: tuple[Val | None, ...]
+    num_own: int | None = None  # after a split: how many of the ops are the cell's own, the others were added
+
+    def head(self) -> Body:
+        """The cell's own ops."""
+        return self if self.num_own is None else replace(self, ops=self.ops[: self.num_own], num_own=None)
 
     @property
     def num_inputs(self) -> int:
@@ -179,6 +185,18 @@ class Draft:
         self.is_row = list(is_row)
         self.ops: list[Op] = []
         self._known: dict[Any, Val] = {}
+
+    @staticmethod
+    def of(body: Body) -> Draft:
+        """A draft that starts with all of a body; its values keep their numbers."""
+        draft = Draft([*body.rows, *body.shared, *body.tangents], body.is_row[: body.num_inputs])
+        for op in body.ops:
+            draft.add(op)
+        return draft
+
+    def body(self, like: Body) -> Body:
+        """The body this draft has become; inputs and results as in `like`."""
+        return replace(like, ops=tuple(self.ops), num_own=like.num_own or len(like.ops))
 
     def add(self, op: Op) -> Val:
         key = None if op.is_random else (op.target, _key(op.args), _key(op.kwargs))

@@ -26,11 +26,12 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from edbatch.cells.body import Body, Op, Val, constant
-from edbatch.cells.decompose import decompositions, index_by_tensors
+from edbatch.cells.decompose import EQUAL_CALLS, KEEP, decompositions
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
@@ -64,8 +65,8 @@ class _Lend(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
-        if func is torch.Tensor.__getitem__:
-            return index_by_tensors(*args)
+        if func in EQUAL_CALLS:
+            return EQUAL_CALLS[func](*args, **kwargs)
         if func in (torch.nn.functional.embedding, torch.embedding):
             args, kwargs = self._dense(func, args, kwargs)
         return func(*args, **kwargs)
@@ -102,7 +103,7 @@ class _Recorder(TorchDispatchMode):
         kwargs = kwargs or {}
         if func.namespace == "prim":  # questions such as x.device
             return func(*args, **kwargs)
-        for decompose in (self.table.get(func), func.decompose if _is_composite(func) else None):
+        for decompose in (self.table.get(func), func.decompose if func not in KEEP and _is_composite(func) else None):
             if decompose is not None:
                 with self:
                     result = decompose(*args, **kwargs)
@@ -253,7 +254,10 @@ def capture(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence
         CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
     """
     grad = torch.is_grad_enabled()
-    with _LOCK, _disable_current_modes(), torch.inference_mode(False), torch.set_grad_enabled(grad), _no_autocast_cache():
+    with (
+        _LOCK, _disable_current_modes(), torch.inference_mode(False), torch.set_grad_enabled(grad), _no_autocast_cache(),
+        sdpa_kernel(SDPBackend.MATH),
+    ):  # fmt: skip
         try:
             try:
                 return _Trace(functional=False).run(function, rows, shared)
@@ -315,7 +319,8 @@ def _lending_apply(stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Iterator
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         if threading.get_ident() == thread:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+            with torch._C.DisableTorchFunction():
+                args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
         return original.__get__(None, cls)(*args, **kwargs)
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment]

@@ -17,7 +17,7 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 _INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
-KEEP = (
+KEEP = frozenset({
     aten.sigmoid_backward.default, aten.tanh_backward.default, aten.threshold_backward.default, aten.gelu.default,
     aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default, aten.elu.default, aten.elu_backward.default,
     aten.leaky_relu.default, aten.leaky_relu_backward.default, aten.hardtanh.default, aten.hardtanh_backward.default,
@@ -31,7 +31,7 @@ KEEP = (
     aten.t.default, aten.transpose.int, aten.index_add.default, aten.glu.default,
     aten.rsub.Scalar, aten.rsub.Tensor, aten.index_select.default, aten.trace.default, aten.tril.default,
     aten.triu.default,
-)  # fmt: skip
+})  # fmt: skip
 
 
 _core = lru_cache(maxsize=1)(core_aten_decompositions)
@@ -131,3 +131,14 @@ def index_by_tensors(x: torch.Tensor, index: Any) -> torch.Tensor:
         else:
             dim += not isinstance(item, int)
     return x
+
+
+def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
+    """torch's own looks at the data to check it."""
+    if num_classes <= 0:
+        return torch.nn.functional.one_hot(index, num_classes)
+    return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).to(torch.int64)
+
+
+# Calls that read data where an equal one need not.
+EQUAL_CALLS = {torch.Tensor.__getitem__: index_by_tensors, torch.nn.functional.one_hot: _one_hot}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from edbatch.cells.body import Body, Op, Val, find_vals
-from edbatch.cells.rules import VIEWS, Code, batched, shared
+from edbatch.cells.rules import VIEWS, Code, Mapped, batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -24,11 +24,11 @@ Form = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Program:
-    """`inputs`: value -> expression. `dests`: value -> the buffer it must end in. `sums`: (key, value) added up over rows."""
+    """`inputs`: value -> (expression, its shape if not the value's own). `dests`: value -> the buffer it must end in. `sums`: (key, value) added up over rows."""
 
     name: str
     parameters: str
-    inputs: Mapping[int, str]
+    inputs: Mapping[int, tuple[str, tuple[int, ...] | None]]
     ops: tuple[int, ...]
     dests: Mapping[str, Val] = field(default_factory=dict)
     sums: tuple[tuple[int, Val], ...] = ()
@@ -37,7 +37,10 @@ class Program:
 
 @dataclass(frozen=True)
 class Emitted:
+    """A program as Python; `rehearsal` is the same code for tensors on the meta device, which have no data."""
+
     function: Callable[..., Any]
+    rehearsal: Callable[..., Any]
     source: str
 
 
@@ -48,10 +51,11 @@ def emit(body: Body, program: Program) -> Emitted:
 
 @dataclass
 class _Memory:
-    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over."""
+    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over, `pinned` is a buffer."""
 
     forms: dict[Form, str]
     own: bool = False
+    pinned: bool = False
 
 
 class _Emitter:
@@ -117,21 +121,24 @@ class _Emitter:
         if form not in memory.forms:
             source = next(iter(memory.forms.values()))
             size = f"-1, {form[1]}" if form[:1] == ("flat",) else _size(form) if self.is_row(value) else f"{form}"
-            memory.forms[form] = self.assign(value, f"{source}.reshape({size})")
+            memory.forms[form] = self.assign(value, f"{source}.reshape({size})", memory.pinned)
         return memory.forms[form]
 
     # Writing.
-    def assign(self, value: Val, text: str) -> str:
+    def assign(self, value: Val, text: str, pinned: bool = False) -> str:
         name = f"t{self.count}"
         self.count += 1
         self.lines.append(f"{name} = {text}")
-        self.kept.setdefault(self.roots[value.index], []).append(name)
+        if not pinned:
+            self.kept.setdefault(self.roots[value.index], []).append(name)
         return name
 
     def run(self) -> Emitted:
-        for index, text in self.program.inputs.items():
-            self.memory[index] = _Memory({self._own_form(index): text})
+        for index, (text, form) in self.program.inputs.items():
+            self.memory[index] = _Memory({self._own_form(index) if form is None else form: text})
         self._place_destinations()
+        for index in self.program.inputs:
+            self._add_sums(Val(index))
         for position, index in enumerate(self.program.ops):
             op = self.body.op(index)
             assert op is not None
@@ -149,23 +156,22 @@ class _Emitter:
     def _emit_op(self, position: int, value: Val, op: Op) -> None:
         index = value.index
         if op.target is aten.view.default:  # another form of the same memory
-            base = self.memory[op.args[0].index]
-            self.memory[index] = _Memory({self._own_form(index): ""}, base.own)
-            self.memory[index].forms = base.forms
+            self.memory[index] = self.memory[op.args[0].index]
             return
         code = batched(self, op) if self.is_row(value) else shared(self, op)
         form = code.form or self._own_form(index)
         dest = self.dests.get(index)
         if dest is not None and code.out:
             self.memory[index] = dest
-            self.lines.append(f"{code.text[:-1]}, out={self.form(value, form)})")
+            self.lines.append(code.writing(self.form(value, form)))
         elif dest is not None and index not in self.scratch:
             self.memory[index] = dest
             self.lines.append(f"{self.form(value, form)}.copy_({code.text})")
         elif (taken := self._take_over(position, op, code)) is not None:
-            self.memory[index] = self.memory[taken.index]
+            name = self.form(taken, form)
+            self.memory[index] = _Memory({form: name}, own=True)
             self.kept.setdefault(self.roots[index], []).extend(self.kept.pop(self.roots[taken.index], []))
-            self.lines.append(f"{code.text[:-1]}, out={self.form(value, form)})")
+            self.lines.append(code.writing(name))
         else:
             self.memory[index] = _Memory({form: self.assign(value, code.text)}, own=not code.view)
 
@@ -179,7 +185,7 @@ class _Emitter:
             dies = self.last_use.get(root) == position and root not in self.program.inputs
             if dies and not alone and self.is_row(operand) and self.body.spec(operand) == op.spec:
                 memory = self.memory[operand.index]
-                if memory.own and operand.index == root or self._is_reshape(operand.index, root) and memory.own:
+                if memory.own and self._is_reshape(operand.index, root):
                     return operand
         return None
 
@@ -199,7 +205,7 @@ class _Emitter:
             while base not in self.program.inputs and (op := self.body.op(base)) and op.target is aten.view.default:
                 base = op.args[0].index
             if base in self.program.ops and base not in self.dests and self.roots[base] == base and self.body.is_row[base]:
-                self.dests[base] = _Memory({self._own_form(value.index): text})
+                self.dests[base] = _Memory({self._own_form(value.index): text}, pinned=True)
                 if value.index != base:
                     self.dests[value.index] = self.dests[base]
         position_of = {index: position for position, index in enumerate(self.program.ops)}
@@ -245,7 +251,7 @@ class _Emitter:
         return last
 
     def _drop(self, position: int) -> None:
-        dead = [root for root, names in self.kept.items() if names and self.last_use[root] == position]
+        dead = [root for root, names in self.kept.items() if names and self.last_use.get(root) == position]
         names = [name for root in dead for name in self.kept.pop(root)]
         if names and position + 1 < len(self.program.ops):
             self.lines.append(f"del {', '.join(names)}")
@@ -257,9 +263,20 @@ class _Emitter:
     def _compile(self) -> Emitted:
         lines = "\n    ".join(self.lines or ["pass"])
         source = f"def {self.program.name}({self.program.parameters}):\n    {lines}\n"
-        namespace = dict(self.namespace)
-        exec(compile(source, f"<{self.program.name} of a cell>", "exec"), namespace)
-        return Emitted(namespace[self.program.name], source)
+        code = compile(source, f"<{self.program.name} of a cell>", "exec")
+        functions = []
+        for namespace in (dict(self.namespace), {name: _on_meta(thing) for name, thing in self.namespace.items()}):
+            exec(code, namespace)
+            functions.append(namespace[self.program.name])
+        return Emitted(functions[0], functions[1], source)
+
+
+def _on_meta(thing: Any) -> Any:
+    if isinstance(thing, torch.Tensor):
+        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device="meta")
+    if isinstance(thing, Mapped):
+        return Mapped(thing.op.replace(lambda v: v, _on_meta), thing.in_dims)
+    return torch.device("meta") if isinstance(thing, torch.device) else thing
 
 
 _TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_grads", "given"}

@@ -187,6 +187,21 @@ def _result_type(specs: list[Spec]) -> torch.dtype:
     return result.dtype
 
 
+def _copy(draft: Draft, op: Op) -> Val | None:
+    """Functionalized `x[...] = y`: the result is y, in x's description."""
+    assert isinstance(op.spec, Spec)
+    value = cast(draft, op.args[1], op.spec.dtype, op.spec.device)
+    return value if draft.spec(value) == op.spec else draft.call(aten.expand.default, value, op.spec.shape, spec=op.spec)
+
+
+def _full_like(draft: Draft, op: Op) -> Val | None:
+    """Only the shape matters, so the value is shared."""
+    assert isinstance(op.spec, Spec)
+    value = op.args[1] if op.target is aten.full_like.default else int(op.target is aten.ones_like.default)
+    kwargs = {"dtype": op.spec.dtype, "device": op.spec.device}
+    return None if isinstance(value, Val) else draft.call(aten.full.default, op.spec.shape, value, spec=op.spec, **kwargs)
+
+
 def _argument(op: Op, place: int, name: str, default: Any) -> Any:
     return op.args[place] if len(op.args) > place else dict(op.kwargs).get(name, default)
 
@@ -199,5 +214,6 @@ _REWRITES: dict[Any, Callable[[Draft, Op], Val | None] | Rewrite] = {
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.flatten.using_ints), _view),
     aten._to_copy.default: _to_copy, aten.permute.default: _permute, aten.t.default: _t, aten.transpose.int: _transpose,
     aten.expand.default: _expand, operator.getitem: _item, aten.slice.Tensor: _slice, aten.bmm.default: _bmm,
-    aten.sum.dim_IntList: _sum, aten.cat.default: _cat,
+    aten.sum.dim_IntList: _sum, aten.cat.default: _cat, aten.copy.default: _copy, aten.full_like.default: _full_like,
+    aten.zeros_like.default: _full_like, aten.ones_like.default: _full_like, aten.empty_like.default: _full_like,
 }  # fmt: skip

@@ -82,6 +82,12 @@ class Lazy:
 
         return method
 
+    def __add__(self, other: Any) -> Any:
+        return self.kind.recorder.plus(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        return self.kind.recorder.plus(other, self)
+
     def __getitem__(self, key: Any) -> Any:
         return self.kind.recorder.getitem(self, key)
 
@@ -138,9 +144,9 @@ class Rows(Lazy):
 
 
 class PendingSum(Lazy):
-    """The sum of two values, not recorded yet: `ref` holds (left, right, context). Once recorded it becomes a plain `Lazy`.
+    """A sum that is not recorded yet. Once it is used it is recorded and becomes a plain `Lazy`.
 
-    A pending sum is flattened into at most one further sum, so no term is ever added up twice.
+    Until then `ref` is (terms, count, context): the first `count` references of a list that a longer sum may have grown since.
     """
 
     __slots__ = ()
@@ -185,7 +191,7 @@ def _unary(name: str, function: Callable[[Any], Any]) -> None:
     setattr(Lazy, f"__{name}__", forward)
 
 
-for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+for _name in ("sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
     _binary(_name, getattr(operator, f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     setattr(Lazy, f"__{_name}__", lambda self, other, f=getattr(operator, _name): self.kind.recorder.torch_function(f, (self, other), {}))

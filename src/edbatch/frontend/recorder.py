@@ -25,8 +25,8 @@ from edbatch.frontend.signature import Parts, calling
 from edbatch.planning.layout import REF
 from edbatch.spec import Spec
 
-ADD = {operator.__add__, torch.add, torch.Tensor.add, torch.Tensor.__add__}
-ARITHMETIC = ADD | {operator.__sub__, operator.__mul__, operator.__truediv__, torch.sub, torch.mul, torch.div, torch.Tensor.sub,
+ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
+ARITHMETIC = ADD | {operator.sub, operator.mul, operator.truediv, torch.sub, torch.mul, torch.div, torch.Tensor.sub,
                     torch.Tensor.mul, torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__,
                     torch.Tensor.__radd__, torch.Tensor.__rmul__, torch.Tensor.__rsub__}  # fmt: skip
 module_call = nn.Module.__call__
@@ -184,6 +184,11 @@ class Recorder:
 
     # ---- torch functions
 
+    def plus(self, left: Any, right: Any) -> Any:
+        """`left + right` of lazy values: a sum that grows as long as it is only added to."""
+        total = rows_of_values.add(self, left, right) if self.is_open else None
+        return self.torch_function(operator.add, (left, right), {}) if total is None else total
+
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a torch function, operator or method while recording."""
         if not self.is_open:
@@ -191,10 +196,8 @@ class Recorder:
         leaves = flatten(args, kwargs)
         if not any(isinstance(v, Lazy) for v in leaves):
             return self._without_lazy(func, args, kwargs, leaves)
-        if func in ADD and len(args) == 2 and not kwargs:
-            total = rows_of_values.add(self, *args)
-            if total is not None:
-                return total
+        if func in ADD and len(args) == 2 and not kwargs and (total := rows_of_values.add(self, *args)) is not None:
+            return total
         _refuse_in_place(func, kwargs)
         if any(type(v) is Rows for v in leaves) or func in (torch.stack, torch.vstack):
             result = rows_of_values.torch_function(self, func, args, kwargs)
@@ -209,6 +212,8 @@ class Recorder:
             result = func(*args, **kwargs)
             self.refresh_context()
             return result
+        if func is torch.stack and len(args[0]) == 0:
+            rows_of_values.stack(self, args[0])
         if not any(self.is_shared(t) and t.requires_grad for t in tensors) or is_in_place(func):
             return func(*args, **kwargs)
         if all(self.is_shared(t) for t in tensors):

@@ -28,42 +28,48 @@ ELEMENTWISE = frozenset(
 
 
 def add(recorder: Recorder, left: Any, right: Any) -> Lazy | None:
-    """`left + right` as a term of an n-ary sum, or None when it is an ordinary addition."""
-    if type(left) is int and left == 0:  # Python's sum() begins with 0
-        return right  # type: ignore[no-any-return]
-    if type(right) is int and right == 0:
-        return left  # type: ignore[no-any-return]
-    kind = getattr(left, "kind", None)
-    if kind is None or kind is not getattr(right, "kind", None) or Rows in (type(left), type(right)) or not kind.spec.is_float:
+    """`left + right` as an n-ary sum that grows until it is used; None when it is an ordinary addition."""
+    kind = right.kind if type(right) in SUMMANDS else None
+    if type(left) not in SUMMANDS or left.kind is not kind or kind.recorder is not recorder or not kind.spec.is_float:
+        if type(left) is int and left == 0 and kind is not None:  # Python's sum() begins with 0
+            return right  # type: ignore[no-any-return]
         return None
-    if kind.recorder is not recorder:
-        return None
+    if not _can_grow(left, recorder):
+        if _can_grow(right, recorder):
+            left, right = right, left
+        else:
+            left = _begin(recorder, left)
+    terms, count, context = left.ref
+    if _can_grow(right, recorder):
+        terms += right.ref[0]
+        right.ref = (right.ref[0], -1, context)  # its terms are taken once; whoever uses it again gets a node of its own
+    else:
+        terms.append(recorder.resolve(right).ref)
     total = PendingSum(None, kind)  # type: ignore[arg-type]
-    total.ref = (_term(recorder, left), _term(recorder, right), recorder.context)  # type: ignore[assignment]
+    total.ref = (terms, len(terms), context)  # type: ignore[assignment]
     return total
 
 
-def _term(recorder: Recorder, value: Lazy) -> Any:
-    """A term of a sum: a reference, or for a pending sum that no other sum has taken yet, its own terms."""
-    if type(value) is not PendingSum:
-        return value.ref
-    terms: Any = value.ref
-    if len(terms) == 4 or terms[2] != recorder.context:
-        return record_sum(recorder, value).ref
-    value.ref = (*terms, True)  # type: ignore[assignment]
-    return terms
+SUMMANDS = (Lazy, PendingSum)
+
+
+def _can_grow(value: Any, recorder: Recorder) -> bool:
+    """Whether a value is a pending sum to which nothing has been added yet, made in the present context."""
+    return type(value) is PendingSum and len(value.ref[0]) == value.ref[1] and value.ref[2] is recorder.context
+
+
+def _begin(recorder: Recorder, value: Lazy) -> PendingSum:
+    """A pending sum of one term."""
+    total = PendingSum(None, value.kind)  # type: ignore[arg-type]
+    total.ref = ([recorder.resolve(value).ref], 1, recorder.context)  # type: ignore[assignment]
+    return total
 
 
 def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     """Record a pending sum as one node over all its terms."""
-    terms, stack, context = [], [value.ref], value.ref[2]  # type: ignore[index]
-    while stack:
-        term: Any = stack.pop()
-        if type(term) is tuple:
-            stack += (term[1], term[0])
-        else:
-            terms.append(term)
+    terms, count, context = value.ref  # type: ignore[misc]
     spec = value.kind.spec
+    terms = terms if count < 0 else terms[:count]
 
     def make() -> NodeType:
         return NodeType(f"sum({spec})", copy_kernel(spec, grad=context.grad), (Slot.SUM,), (spec,), (), (False,))

@@ -93,6 +93,7 @@ def compare_policies(model: TreeLSTM, trees: list[Tree], rounds: int = 5) -> Tab
         table.add_row("one by one", f"{num_calls} cells", f"{one_by_one:.1f}", "1.0×")
         for name, batched in policies.items():
             ms = _median_ms(lambda batched=batched: batched(trees), rounds)  # type: ignore[misc]
+            assert batched.stats is not None
             launches = f"{batched.stats.num_batches} batches"
             table.add_row(f"edbatch, {name}", launches, f"{ms:.1f}", f"{one_by_one / ms:.1f}×")
     return table

@@ -1,0 +1,160 @@
+"""A compiled cell: the captured body of a function of one example, as batch-first programs.
+
+In: a function and the specs of one example's arguments. Out: a `CompiledCell`, which computes B rows at once, and for training
+a `Training` per set of wanted gradients. All programs are plain Python over torch calls (`print(cell.source)`); they
+expect tensors that need no gradient and give back such tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+
+from edbatch.cells.body import Body, live_values
+from edbatch.cells.capture import capture
+from edbatch.cells.emit import Emitted, Program, emit
+from edbatch.cells.simplify import simplify
+from edbatch.cells.split import Split, infer, prologue, split
+from edbatch.cells.verify import Verification
+from edbatch.spec import Spec
+
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Training:
+    """The programs that train a cell, for one choice of wanted gradients.
+
+    `saved` and `deferred` are the specs of the per-row buffers to provide. A mask says which rows or outputs a program reads;
+    the others may be None. Gradients that `backward` returns may share memory with each other and with its arguments.
+    """
+
+    saved: tuple[Spec, ...]
+    deferred: tuple[Spec, ...]
+    backward_rows: Mask
+    backward_outs: Mask
+    backward_grads: Mask
+    finish_rows: Mask
+    finish_outs: Mask
+    finish_saved: Mask
+    plan: Split
+    programs: tuple[Emitted, Emitted, Emitted]
+    forward: Callable[..., None]
+    backward: Callable[..., tuple[torch.Tensor | None, ...]]
+    finish: Callable[..., tuple[torch.Tensor | None, ...]]
+
+    @property
+    def source(self) -> str:
+        return "\n".join(program.source for program in self.programs)
+
+
+@dataclass(frozen=True)
+class CompiledCell:
+    """A cell ready to run on B rows at once.
+
+    Args:
+        rows, shared: the specs of the explicit arguments. `bound`: real tensors found in the body; they follow the explicit
+            shared ones wherever shared values are given.
+        outputs: the specs of the tensor leaves of the result. `unflatten` puts values in their place.
+        prologue(shared_and_bound): the shared values of a mini-batch, to be handed to every program as `pro`.
+        infer(B, rows, pro, outs): writes the outputs of B rows.
+    """
+
+    name: str
+    rows: tuple[Spec, ...]
+    shared: tuple[Spec, ...]
+    bound: tuple[torch.Tensor, ...]
+    outputs: tuple[Spec, ...]
+    leaves: tuple[tuple[Any] | None, ...]
+    tree: pytree.TreeSpec
+    body: Body
+    sparse: frozenset[int]
+    programs: tuple[Emitted, Emitted]
+    infer: Callable[..., None]
+    verification: Verification = field(repr=False, compare=False)
+    _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
+
+    def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound])
+        return values
+
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        """The function's own result tree with `values` for its tensors; constants as they were at capture."""
+        given = iter(values)
+        return pytree.tree_unflatten([next(given) if leaf is None else leaf[0] for leaf in self.leaves], self.tree)
+
+    @property
+    def can_train(self) -> Mask:
+        """Per shared input (explicit, then bound): can a gradient flow to it?"""
+        return tuple(g is not None for g in self.body.shared_grads)
+
+    @property
+    def reason(self) -> str | None:
+        """Why it would run one by one: a compiled cell never does."""
+        return None
+
+    def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
+        """Per output: does a wanted gradient depend on the output's own?"""
+        pairs = zip((*self.body.row_grads, *self.body.shared_grads), (*need_rows, *need_shared), strict=True)
+        live = live_values(self.body, [gradient for gradient, need in pairs if need and gradient is not None])
+        return tuple(tangent is not None and tangent.index in live for tangent in self.body.tangent_of)
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training:
+        """The training programs for the wanted gradients; made once per choice.
+
+        Args:
+            need_rows, need_shared: which inputs want a gradient. need_outs: which outputs receive one.
+        """
+        key = (tuple(need_rows), tuple(need_shared), tuple(need_outs))
+        if key not in self._trainings:
+            self._trainings[key] = _training(self, *key)
+        return self._trainings[key]
+
+    @property
+    def source(self) -> str:
+        return "\n".join(program.source for program in self.programs)
+
+
+def compile_cell(
+    function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec] = (), *, name: str
+) -> CompiledCell:
+    """Captures `function(*rows, *shared)` for one example and compiles it for batches.
+
+    Grad mode and autocast are those of the caller. Errors of the function itself pass through.
+
+    Raises:
+        CaptureError: the body is no fixed functional graph, or an op in it cannot be batched.
+    """
+    captured = capture(function, rows, shared)
+    body = simplify(captured.body)
+    programs = (emit(body, prologue(body)), emit(body, infer(body)))
+    outputs = tuple(body.spec(v) for v in body.outputs)
+    verification = Verification(rows, body.shared, outputs)
+    verification.infer(programs[0].rehearsal, programs[1].rehearsal)
+    return CompiledCell(
+        name, tuple(rows), tuple(shared), captured.bound, outputs, captured.leaves, captured.tree, body, captured.sparse,
+        programs, programs[1].function, verification,
+    )  # fmt: skip
+
+
+def _training(cell: CompiledCell, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training:
+    plan = split(cell.body, need_rows, need_shared, need_outs, cell.sparse)
+    forward, backward, finish = (emit(plan.body, program) for program in (plan.forward, plan.backward, plan.finish))
+    num_rows, num_outs = len(cell.rows), len(cell.outputs)
+    cell.verification.training(forward.rehearsal, backward.rehearsal, finish.rehearsal, plan.saved, plan.deferred)
+    return Training(
+        plan.saved, plan.deferred,
+        _reads(plan.backward, "rows", num_rows), _reads(plan.backward, "outs", num_outs),
+        _reads(plan.backward, "out_grads", num_outs), _reads(plan.finish, "rows", num_rows),
+        _reads(plan.finish, "outs", num_outs), _reads(plan.finish, "saved", len(plan.saved)),
+        plan, (forward, backward, finish), forward.function, backward.function, finish.function,
+    )  # fmt: skip
+
+
+def _reads(program: Program, name: str, count: int) -> Mask:
+    texts = {text for text, _ in program.inputs.values()}
+    return tuple(f"{name}[{i}]" in texts for i in range(count))

@@ -1,0 +1,319 @@
+"""Recording: torch functions, operators, methods, indexing, contexts, pytrees, columns and shared keywords."""
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import edbatch
+
+X = torch.randn(4, 6, dtype=torch.float64)
+Y = torch.rand(4, 6, dtype=torch.float64) + 0.5
+W = nn.Parameter(torch.randn(6, 6, dtype=torch.float64))
+TABLE = torch.randn(9, 6, dtype=torch.float64)
+
+FUNCTIONS = {
+    "operators": lambda x, y: (x + y - 1) * 2 / y**2 + (-x).abs() + 3 % y,
+    "reflected": lambda x, y: 1 - (2 / y) + (0.5 * x),
+    "matmul": lambda x, y: W @ x + x @ W,
+    "comparison": lambda x, y: torch.where((x > y) | (x == 0), x, y),
+    "invert": lambda x, y: (~(x < 0)).double() * y,
+    "methods": lambda x, y: x.relu().add(y).view(2, 3).transpose(0, 1).reshape(6).softmax(-1),
+    "property": lambda x, y: x.view(2, 3).T.mT.flatten() + y,
+    "functional": lambda x, y: F.layer_norm(F.gelu(x), (6,)) + F.softplus(y),
+    "reductions": lambda x, y: x.sum() + y.mean() + x.max() + y.std() + x.norm(),
+    "cat": lambda x, y: torch.cat([x, y]).chunk(3)[1] * torch.stack([x, y], dim=1).sum(),
+    "getitem": lambda x, y: x[0] + x[-1] + x[1:3].sum() + x[None, ..., 2].sum() + y[::2].prod(),
+    "nested getitem": lambda x, y: x.view(2, 3)[1, :2].sum() + x.view(2, 3)[:, -1].sum() + x.view(2, 3)[..., 0].sum(),
+    "unpack": lambda x, y: sum(x) + len(y),
+    "plain tensors": lambda x, y: x * torch.arange(6) + torch.ones(6, dtype=torch.float64) * y,
+    "type": lambda x, y: x.float().double().to(torch.float64) + y.type_as(x) + x.int(),
+    "einsum": lambda x, y: torch.einsum("i,j->ij", x, y).diagonal(),
+    "new tensors": lambda x, y: x.new_zeros(6) + torch.ones_like(x) * y + torch.zeros_like(y),
+    "shape": lambda x, y: x * x.shape[0] + x.size(0) + x.dim() + x.ndim + x.numel() + (x.dtype == torch.float64) + x.device.index_or_0
+    if False
+    else x * x.shape[0] + x.size(0) + x.dim() + x.ndim + x.numel() + int(x.is_floating_point()),
+    "bilinear with keywords": lambda x, y: F.linear(input=x, weight=W, bias=y),
+    "inplace rebinding": lambda x, y: _rebinding(x, y),
+    "parameter ops": lambda x, y: (W * 2).sum(0) * x + (W @ W.T)[0] * y,
+    "table lookup": lambda x, y: TABLE[x.argmax()] + y,
+    "sorted": lambda x, y: torch.sort(x).values + torch.topk(y, 6).values,
+    "cumsum": lambda x, y: x.cumsum(0) + torch.flip(y, [0]),
+}
+
+
+def _rebinding(x, y):
+    x = x * 1
+    x += y
+    x *= 2
+    x -= 1
+    return x
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_torch_functions(name):
+    function = FUNCTIONS[name]
+    x, y = X.clone().requires_grad_(), Y.clone().requires_grad_()
+    batched = edbatch.batch(function)
+    ours = batched(x, y)
+    theirs = torch.stack([function(a, b) for a, b in zip(x, y, strict=True)])
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    wanted = [x, y, W]
+    for a, b in zip(
+        torch.autograd.grad(ours.sum(), wanted, allow_unused=True, materialize_grads=True),
+        torch.autograd.grad(theirs.sum(), wanted, allow_unused=True, materialize_grads=True),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
+
+
+def test_an_integer_index_is_data():
+    batched = edbatch.batch(lambda x, i: x[i])
+    assert torch.equal(batched(X, [0, 5, -1, 2]), X[range(4), [0, 5, -1, 2]])
+    assert batched.stats.num_types == batched.stats.num_batches == 1
+
+
+def test_numbers_in_arithmetic_are_data():
+    batched = edbatch.batch(lambda x, w: x * w)
+    torch.testing.assert_close(batched(X, [0.1, 0.2, 0.3, 0.4]), X * torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)[:, None])
+    assert batched.stats.num_types == 1
+    halves = X.to(torch.bfloat16)
+    assert batched(halves, [1.5] * 4).dtype == torch.bfloat16
+    assert batched(X.long(), [1.5] * 4).dtype == torch.get_default_dtype()
+    assert batched(X.int(), [2] * 4).dtype == torch.int32
+
+
+def test_parameter_only_ops_run_once():
+    calls = []
+
+    class Counted(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, w):
+            calls.append(1)
+            return w * 2
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * 2
+
+    batched = edbatch.batch(lambda x: x @ Counted.apply(W).T.contiguous())
+    batched(X)
+    products = edbatch.batch(lambda x: x @ (W @ W))
+    products(X)
+    assert products.stats.num_nodes == 4
+    assert products.stats.num_types == 1
+
+
+def test_sums_are_n_ary():
+    def running(xs):
+        total = 0
+        for x in xs:
+            total = total + x
+        return total
+
+    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
+    for function in (running, sum, lambda xs: torch.stack(xs).sum(0)):
+        batched = edbatch.batch(function)
+        torch.testing.assert_close(batched(lists), torch.stack([torch.stack(xs).sum(0) for xs in lists]))
+        assert batched.stats.num_batches == 1
+    assert torch.equal(torch.stack(edbatch.batch(lambda xs: sum(xs[:0]) + xs[0])(lists).unbind()), torch.stack([xs[0] for xs in lists]))
+
+
+def test_a_sum_used_twice_is_not_expanded_twice():
+    def fibonacci(x):
+        a, b = x, x * 2
+        for _ in range(40):
+            a, b = b, a + b
+        return b * 1e-8
+
+    edbatch.check(fibonacci, X)
+    assert edbatch.record(fibonacci, X[:1]).num_nodes < 50
+
+
+def test_no_grad_and_detach_inside():
+    def function(x):
+        with torch.no_grad():
+            a = W @ x
+        b = (W @ x).detach()
+        return a * x, b, W @ x
+
+    x = X.clone().requires_grad_()
+    a, b, c = edbatch.batch(function)(x)
+    assert not b.requires_grad
+    (g,) = torch.autograd.grad(a.sum(), x, retain_graph=True)
+    torch.testing.assert_close(g, (X @ W.T).detach())
+    (g,) = torch.autograd.grad((a.sum() + c.sum()), W)
+    torch.testing.assert_close(g, torch.autograd.grad((X @ W.T).sum(), W)[0])
+
+
+def test_sums_keep_the_grad_mode_they_were_made_in():
+    def function(x):
+        with torch.no_grad():
+            s = x + x * 2
+        return s + x
+
+    x = X.clone().requires_grad_()
+    (g,) = torch.autograd.grad(edbatch.batch(function)(x).sum(), x)
+    assert torch.equal(g, torch.ones_like(x))
+
+
+@pytest.mark.parametrize("outside", [True, False])
+def test_autocast(outside):
+    linear = nn.Linear(6, 3)
+    x = X.float()
+
+    def inside(x):
+        y = linear(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return y, linear(x)
+
+    if outside:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            ours, theirs = edbatch.batch(linear)(x), linear(x)
+        assert ours.dtype == torch.bfloat16
+        torch.testing.assert_close(ours, theirs)
+    else:
+        full, low = edbatch.batch(inside)(x)
+        assert (full.dtype, low.dtype) == (torch.float32, torch.bfloat16)
+        torch.testing.assert_close(full, linear(x))
+        low.float().sum().backward()
+        assert linear.weight.grad is not None
+
+
+def test_columns_and_shared_keywords():
+    shared = torch.randn(6, dtype=torch.float64, requires_grad=True)
+
+    def function(x, n, *, scale, vector):
+        return x * n * scale + vector
+
+    batched = edbatch.batch(function)
+    ours = batched(X, (1, 2, 3, 4), scale=2.0, vector=shared)
+    theirs = X * torch.arange(1, 5)[:, None] * 2.0 + shared
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(torch.autograd.grad(ours.sum(), shared)[0], torch.full((6,), 4.0, dtype=torch.float64))
+    kernels = batched.pipeline.kernels
+    before = {t: {s: set(k) for s, k in states.items()} for t, states in kernels._kernels.items()}
+    batched(X, (1, 2, 3, 4), scale=3.0, vector=shared.detach() * 2)
+    assert {t: {s: set(k) for s, k in states.items()} for t, states in kernels._kernels.items()} == before
+
+
+def test_every_stack():
+    def function(x, n):
+        return {"rows": torch.stack([x * i for i in range(1, n + 1)]), "name": str(n), "one": x.sum()}
+
+    lengths = [1, 3, 2, 1]
+    rows = [torch.stack([x * i for i in range(1, n + 1)]) for x, n in zip(X, lengths, strict=True)]
+    listed = edbatch.batch(function, stack=False)(X, lengths)
+    assert [e["name"] for e in listed] == ["1", "3", "2", "1"]
+    assert all(torch.equal(e["rows"], r) for e, r in zip(listed, rows, strict=True))
+    joined = edbatch.batch(function, stack="cat")(X, lengths)
+    assert torch.equal(joined["rows"][0], torch.cat(rows))
+    assert joined["rows"][1].tolist() == lengths
+    assert joined["name"] == ["1", "3", "2", "1"]
+    assert joined["one"][1].tolist() == [1] * 4
+    padded = edbatch.batch(function, stack="pad")(X, lengths)["rows"]
+    assert torch.equal(padded, nn.utils.rnn.pad_sequence(rows, batch_first=True))
+    stacked = edbatch.batch(function)(X, [2] * 4)
+    assert stacked["rows"].shape == (4, 2, 6)
+    assert stacked["name"] == ["2"] * 4
+    for stack in (True, "pad", "cat", False):
+        batched = edbatch.batch(lambda x: (x, x[0]), stack=stack)
+        ours, theirs = batched(X), batched.one_by_one(X)
+        assert torch.utils._pytree.tree_structure(ours) == torch.utils._pytree.tree_structure(theirs)
+        for a, b in zip(torch.utils._pytree.tree_leaves(ours), torch.utils._pytree.tree_leaves(theirs), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_results_that_are_not_lazy():
+    constant = torch.ones(2)
+    ours = edbatch.batch(lambda x: (constant, W, 3, x))(X)
+    assert ours[0].shape == (4, 2)
+    assert ours[1].shape == (4, 6, 6)
+    assert ours[2] == [3] * 4
+    assert torch.equal(ours[3], X)
+
+
+def test_rows_of_different_lengths_are_one_type():
+    linear = nn.Linear(6, 6).double()
+
+    def function(xs):
+        rows = torch.stack([x * 2 for x in xs])
+        return torch.tanh(linear(rows)).sum(0), (rows * 2 + 1).mean(dim=0), rows @ xs[0] @ rows
+
+    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
+    batched = edbatch.batch(function)
+    edbatch.check(batched, lists)
+    batched(lists)
+    assert len({t.name for t in batched.stats.types}) == batched.stats.num_types == batched.stats.num_batches
+
+
+def test_other_functions_of_rows_are_typed_by_length():
+    def function(xs):
+        rows = torch.stack([x * 2 for x in xs])
+        weights = (rows @ xs[0]).softmax(0)
+        return rows.flatten()[-1], rows.std(), torch.sort(weights).values[0], rows[0], rows[-1, 2], torch.cat([rows, rows]).sum()
+
+    lists = [list(X[:n]) for n in (2, 3, 2, 4)]
+    edbatch.check(function, lists)
+
+
+def test_nested_batch():
+    inner = edbatch.batch(lambda x, y: torch.tanh(x + y))
+
+    def outer(xs):
+        return inner([x * 2 for x in xs], xs).sum(0)
+
+    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
+    ours = edbatch.batch(outer)(lists)
+    theirs = torch.stack([sum(torch.tanh(3 * x) for x in xs) for xs in lists])
+    torch.testing.assert_close(ours, theirs)
+
+
+def test_a_batched_call_inside_a_cell_or_of_plain_tensors_works():
+    inner = edbatch.batch(lambda x: x * 2)
+    torch.testing.assert_close(edbatch.batch(lambda x: x + inner(torch.ones(3, 6, dtype=torch.float64)).sum(0))(X), X + 6)
+
+
+def test_threads():
+    linear = nn.Linear(6, 6).double()
+    model = nn.Sequential(linear, nn.Tanh())
+    batched = edbatch.batch(lambda xs: sum(model(x) for x in xs))
+    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
+    expected = torch.stack([sum(model(x) for x in xs) for xs in lists])
+    failures = []
+
+    def work():
+        try:
+            for _ in range(20):
+                torch.testing.assert_close(batched(lists), expected)
+                torch.testing.assert_close(linear(X), X @ linear.weight.T + linear.bias)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    [t.start() for t in threads]
+    [t.join() for t in threads]
+    assert not failures
+
+
+def test_a_long_chain():
+    cell = nn.GRUCell(2, 2)
+
+    def chain(x, n):
+        h = x
+        for _ in range(n):
+            h = cell(x, h)
+        return h
+
+    x = torch.randn(2, 2)
+    with torch.no_grad():
+        ours = edbatch.batch(chain)(x, [20_000, 3])
+        torch.testing.assert_close(ours[1], chain(x[1], 3))
+        torch.testing.assert_close(ours[0], chain(x[0], 200))  # it has long converged
+
+    def total(x, n):
+        return sum(x * 1 for _ in range(n))
+
+    assert torch.equal(edbatch.batch(total)(torch.ones(1, 2), [20_000]), torch.full((1, 2), 20_000.0))

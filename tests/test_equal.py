@@ -1,0 +1,105 @@
+"""Batched equals one by one: values and gradients, every model of the zoo, every policy but Exact, inference and training."""
+
+import pytest
+import torch
+import zoo
+from torch.utils import _pytree as pytree
+
+import edbatch
+
+POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy"]
+case = pytest.mark.parametrize("case", zoo.CASES, ids=lambda c: c.name)
+
+
+def tensors(result):
+    return [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+
+
+def gradients(results, model):
+    loss = sum((r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view_as(r)).sum() for r in results if r.requires_grad)
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    return [torch.zeros_like(p) if g is None else g for p, g in
+            zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)]  # fmt: skip
+
+
+def assert_equal(ours, theirs, rtol):
+    assert len(ours) == len(theirs) > 0
+    for a, b in zip(ours, theirs, strict=True):
+        scale = float(b.detach().abs().max()) if b.numel() else 0.0
+        torch.testing.assert_close(a, b, rtol=rtol, atol=rtol * max(scale, 1.0 if b.dtype == torch.float32 else scale))
+
+
+@case
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training(case, policy):
+    model, columns = zoo.make(case, seed=POLICIES.index(policy))
+    batched = edbatch.batch(model, policy=policy, stack=case.stack)
+    ours, theirs = tensors(batched(*columns)), tensors(batched.one_by_one(*columns))
+    assert_equal(ours, theirs, 1e-9)
+    assert_equal(gradients(ours, model), gradients(theirs, model), 1e-9)
+    assert not any(t.runs_alone for t in batched.stats.types)
+
+
+@case
+@pytest.mark.parametrize("policy", POLICIES)
+def test_inference(case, policy):
+    model, columns = zoo.make(case, seed=POLICIES.index(policy))
+    batched = edbatch.batch(model.eval(), policy=policy, stack=case.stack)
+    with torch.no_grad():
+        assert_equal(tensors(batched(*columns)), tensors(batched.one_by_one(*columns)), 1e-9)
+
+
+@case
+def test_float32(case):
+    model, columns = zoo.make(case, dtype=torch.float32)
+    batched = edbatch.batch(model, stack=case.stack)
+    ours, theirs = tensors(batched(*columns)), tensors(batched.one_by_one(*columns))
+    assert_equal(ours, theirs, 1e-4)
+    assert_equal(gradients(ours, model), gradients(theirs, model), 1e-4)
+
+
+@case
+def test_other_mini_batches_reuse_the_kernels(case):
+    """Kernels are captured once; a later mini-batch of other examples is as right as the first."""
+    model, columns = zoo.make(case)
+    batched = edbatch.batch(model, stack=case.stack)
+    for seed in range(3):
+        columns = zoo.make(case, seed=seed)[1]
+        ours, theirs = tensors(batched(*columns)), tensors(batched.one_by_one(*columns))
+        assert_equal(ours, theirs, 1e-9)
+        assert_equal(gradients(ours, model), gradients(theirs, model), 1e-9)
+
+
+@case
+def test_check_agrees(case):
+    model, columns = zoo.make(case)
+    edbatch.check(edbatch.batch(model, stack=case.stack), *columns)
+
+
+@pytest.mark.parametrize("name", ["binary TreeLSTM", "attention", "lattice"])
+def test_gradcheck(name):
+    """The gradients of a batched function of its parameters are those of finite differences."""
+    case = next(c for c in zoo.CASES if c.name == name)
+    model, columns = zoo.make(case)
+    columns = tuple(c[:2] for c in columns)
+    batched = edbatch.batch(model)
+    names = [n for n, p in model.named_parameters() if p.requires_grad]
+
+    def function(*values):
+        for key, value in zip(names, values, strict=True):
+            module, _, attribute = key.rpartition(".")
+            model.get_submodule(module)._parameters[attribute] = value
+        return tuple(r for r in tensors(batched(*columns)) if r.is_floating_point())
+
+    values = [p.detach().clone().requires_grad_() for p in model.parameters() if p.requires_grad]
+    assert torch.autograd.gradcheck(function, values, fast_mode=True)
+
+
+@case
+@pytest.mark.parametrize("dtype", [torch.bfloat16])
+def test_bfloat16(case, dtype):
+    model, columns = zoo.make(case, dtype=dtype)
+    batched = edbatch.batch(model, stack=case.stack)
+    for a, b in zip(tensors(batched(*columns)), tensors(batched.one_by_one(*columns)), strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a.float(), b.float(), rtol=0.1, atol=0.1)

@@ -1,0 +1,227 @@
+"""Every mistake a user can make has a message that says what happened, where, and what to do."""
+
+import pytest
+import torch
+from torch import nn
+
+import edbatch
+from edbatch.errors import (
+    BatchError,
+    CheckError,
+    GradientError,
+    InPlaceError,
+    LeakedValueError,
+    PolicyError,
+    RecordingError,
+    ValueReadError,
+)
+
+X = [torch.ones(3), torch.zeros(3)]
+
+
+def run(function, *columns, **keywords):
+    return edbatch.batch(function, stack=False)(*(columns or (X,)), **keywords)
+
+
+@pytest.mark.parametrize(
+    ("function", "how"),
+    [
+        (lambda x: 1 if x.sum() > 0 else 2, "truth value"),
+        (lambda x: int(x.sum()), r"by int\(\)"),
+        (lambda x: float(x.sum()), r"by float\(\)"),
+        (lambda x: x.sum().item(), r"\.item\(\)"),
+        (lambda x: x.tolist(), r"\.tolist\(\)"),
+        (lambda x: list(range(x.sum().long())), "index or a range"),
+    ],
+)
+def test_reading_a_value(function, how):
+    with pytest.raises(ValueReadError, match=how) as caught:
+        run(function)
+    assert "torch.where" in str(caught.value)
+    assert "while recording example 0" in caught.value.__notes__[0]
+    assert "test_errors.py" in caught.value.__notes__[0]
+
+
+def test_value_kept_after_the_call():
+    kept = []
+
+    def function(x):
+        kept.append(x * 2)
+        return x
+
+    run(function)
+    with pytest.raises(LeakedValueError, match="outside the call"):
+        kept[0] + 1
+    with pytest.raises(LeakedValueError, match="return them"):
+        torch.relu(kept[0])
+    with pytest.raises(LeakedValueError, match="outside the call"):
+        run(lambda x: x + kept[0])
+    with pytest.raises(LeakedValueError, match="outside the call"):
+        run(lambda x: nn.Bilinear(3, 3, 2)(x, kept[0]))
+
+
+def test_values_of_other_examples_of_the_same_call_may_be_used():
+    seen = []
+
+    def function(x):
+        seen.append(x * 2)
+        return x + seen[0]
+
+    ours = edbatch.batch(function)(X)
+    torch.testing.assert_close(ours, torch.stack([X[0] + 2 * X[0], X[1] + 2 * X[0]]))
+
+
+def test_wrong_shapes_are_raised_while_recording_at_the_users_line():
+    linear = nn.Linear(4, 2)
+    with pytest.raises(RuntimeError, match="shape") as caught:
+        run(lambda x: linear(x))
+    assert "while recording example 0" in caught.value.__notes__[0]
+    assert "linear(x)" in caught.value.__notes__[0]
+    with pytest.raises(RuntimeError, match="size"):
+        run(lambda x: x + x[:2])
+    with pytest.raises(IndexError, match="index 7 is out of bounds"):
+        run(lambda x: x[7])
+
+
+def test_an_error_of_the_user_names_the_example_and_leaves_nothing_behind():
+    linear = nn.Linear(3, 2)
+    model = nn.ModuleDict({"linear": linear})
+
+    def function(x, i):
+        y = linear(x)
+        if i == 1:
+            raise KeyError("mine")
+        return y
+
+    before = nn.Module.__call__
+    batched = edbatch.batch(function)
+    with pytest.raises(KeyError, match="mine") as caught:
+        batched(X, [0, 1])
+    assert "example 1" in caught.value.__notes__[0]
+    assert nn.Module.__call__ is before
+    assert "linear" not in model.__dict__
+    torch.testing.assert_close(batched(X, [0, 0]), linear(torch.stack(X)))
+
+
+def test_columns():
+    with pytest.raises(BatchError, match="mini-batch is empty"):
+        run(lambda x: x, [])
+    with pytest.raises(BatchError, match=r"different lengths \(2, 1\)"):
+        run(lambda x, y: x, X, [1])
+    with pytest.raises(BatchError, match="at least one positional"):
+        edbatch.batch(lambda: 1)()
+    with pytest.raises(BatchError, match="by keyword"):
+        run(lambda x, t: x, X, 0.5)
+
+
+def test_results_that_cannot_be_stacked():
+    def ragged(x, n):
+        return {"a": x, "b": torch.stack([x] * n)}
+
+    with pytest.raises(BatchError, match=r"result\['b'\] has different shapes.*stack=\"cat\""):
+        edbatch.batch(ragged)(X, [1, 2])
+    with pytest.raises(BatchError, match="another structure"):
+        edbatch.batch(lambda x, n: [x] * n)(X, [1, 2])
+    with pytest.raises(BatchError, match="more than its first dimension"):
+        edbatch.batch(lambda x, n: torch.ones(n, n) * x[0], stack="cat")(X, [1, 2])
+    with pytest.raises(BatchError, match="numbers of dimensions"):
+        edbatch.batch(lambda x, n: x.reshape((1,) * n + (3,)), stack="pad")(X, [1, 2])
+    with pytest.raises(BatchError, match="one kind of value"):
+        edbatch.batch(lambda x, n: x if n == 1 else "text")(X, [1, 2])
+
+
+def test_writing_in_place():
+    buffer = torch.zeros(2, 3)
+
+    def writes(x):
+        buffer[0] = x
+
+    with pytest.raises(InPlaceError, match=r"torch\.stack"):
+        run(writes)
+    with pytest.raises(InPlaceError, match="x = x.add"):
+        run(lambda x: x.add_(1))
+    with pytest.raises(InPlaceError, match="out="):
+        run(lambda x: torch.exp(x, out=torch.empty(3)))
+
+    def assigns(x):
+        y = x * 2
+        y[0] = 1
+
+    with pytest.raises(InPlaceError, match=r"torch\.where"):
+        run(assigns)
+
+
+def test_batch_norm_in_a_cell():
+    model = edbatch.cell(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+    with pytest.raises(RecordingError, match="LayerNorm"):
+        run(model)
+
+
+def test_unhashable_static_argument():
+    class Options:
+        __hash__ = None
+
+    function = edbatch.cell(lambda x, options: x)
+    with pytest.raises(RecordingError, match="must be hashable"):
+        run(lambda x: function(x, Options()))
+
+
+def test_unknown_static_name():
+    with pytest.raises(RecordingError, match="names no argument"):
+        edbatch.cell(lambda x: x, static="mode")
+    with pytest.raises(RecordingError, match="not int"):
+        edbatch.cell(3)
+
+
+def test_parameters_on_several_devices():
+    model = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3, device="meta")])
+    model.forward = lambda x: model[0](x)
+    with pytest.raises(BatchError, match=r"several devices \(cpu, meta\).*model.to"):
+        edbatch.batch(model)(X)
+
+
+def test_second_order_gradients_are_refused():
+    linear = nn.Linear(3, 1)
+    x = torch.ones(2, 3, requires_grad=True)
+    y = edbatch.batch(linear)(x)
+    with pytest.raises(GradientError, match="one_by_one"):
+        torch.autograd.grad(y.sum(), x, create_graph=True)
+
+
+def test_names_of_policies_and_stacks():
+    with pytest.raises(PolicyError, match="depth"):
+        edbatch.batch(lambda x: x, policy="nonsense")
+    with pytest.raises(BatchError, match='"cat", "pad" or False'):
+        edbatch.batch(lambda x: x, stack="sum")
+    with pytest.raises(BatchError, match="batched already"):
+        edbatch.batch(edbatch.batch(lambda x: x))
+    with pytest.raises(BatchError, match="not int"):
+        edbatch.batch(3)
+
+
+def test_stack_of_nothing():
+    with pytest.raises(RecordingError, match="empty list has no shape"):
+        run(lambda x: torch.stack([x][:0]) + x)
+
+
+def test_nothing_to_explain():
+    with pytest.raises(BatchError, match="call the batched function first"):
+        edbatch.batch(lambda x: x).explain()
+
+
+def test_check_finds_a_difference():
+    calls = []
+
+    def drifting(x):
+        calls.append(1)
+        return x * float(len(calls))
+
+    with pytest.raises(CheckError, match=r"differs at .* batched, .* one by one"):
+        edbatch.check(drifting, X)
+
+
+def test_lazy_values_cannot_be_pickled():
+    import copy
+
+    with pytest.raises(TypeError, match="return it instead"):
+        run(lambda x: copy.deepcopy(x * 2))
