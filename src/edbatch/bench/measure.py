@@ -53,6 +53,17 @@ class Spread(NamedTuple):
         return Spread(factor * self.median, factor * self.lower, factor * self.upper, self.rounds)
 
 
+def text(spread: Mapping[str, float]) -> str:
+    """A spread, as it is in JSON, for a table.
+
+    >>> text(Spread.of([4.0, 1.0, 2.0, 3.0, 5.0])._asdict())
+    '3 (2 – 4)'
+    """
+    numbers = (spread[key] for key in ("median", "lower", "upper"))
+    median, lower, upper = (f"{number:,.0f}" if number >= 1000 else f"{number:.3g}" for number in numbers)
+    return f"{median} ({lower} – {upper})"
+
+
 class Rounds:
     """Seconds per contender and round.
 
@@ -118,7 +129,8 @@ def _time(function: Callable[[], object]) -> float:
 @contextmanager
 def progress(description: str, total: int) -> Iterator[Callable[[], object]]:
     """A progress bar on stderr; yields the function that advances it by one."""
-    with Progress(console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(description, total=total)
         yield lambda: bar.advance(task)
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
@@ -117,13 +118,9 @@ def _cases(trees: list[Any], vocab: int, batch_size: int, dim: int = 8, steps: i
 
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
-    machine = result["machine"]
-    table = Table("µs per call", "calls", title="Recording", caption=f"{machine['cpu']}, python {machine['python']}")
+    caption = f"µs per call, medians (quartiles); {result['machine']['cpu']}, python {result['machine']['python']}"
+    columns = "recorded", "same Python, constants", "recording adds"
+    table = Table("", "calls", *columns, title="Recording", caption=caption, box=SIMPLE)
     for name, row in result["microseconds_per_call"].items():
-        spreads = {key: value for key, value in row.items() if key != "calls"}
-        if not table.rows:
-            for column in spreads:
-                table.add_column(column)
-        texts = (f"{s['median']:.2f} ({s['lower']:.2f} – {s['upper']:.2f})" for s in spreads.values())
-        table.add_row(name, str(row["calls"]), *texts)
+        table.add_row(name, str(row["calls"]), *(measure.text(row[column]) for column in columns))
     return [table]

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from rich.box import SIMPLE
 from rich.table import Table
 
 import edbatch
@@ -122,18 +123,16 @@ def _in_fresh_process(code: str, environment: dict[str, str] | None = None) -> f
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     title = f"Scheduling {result['num_nodes']:,} nodes, lower bound {result['lower_bound']} batches"
-    schedules = Table("policy", "batches", "µs per node", title=title)
+    schedules = Table("policy", "batches", "µs per node", title=title, box=SIMPLE)
     for policy, row in result["schedule"].items():
-        schedules.add_row(policy, str(row["num_batches"]), f"{row['microseconds_per_node']['median']:.3f}")
+        schedules.add_row(policy, str(row["num_batches"]), measure.text(row["microseconds_per_node"]))
     caption = f"{result['machine']['cpu']}, {result['machine']['torch_threads']} threads"
-    seconds = Table("", "seconds", "quartiles", "rounds", caption=caption)
+    seconds = Table("", "seconds", "rounds", caption=caption, box=SIMPLE)
     for name, key in (
         (f"a chain of {result['num_steps']:,} cells, end to end", "chain_seconds"),
         ("import edbatch, beyond import torch", "import_seconds_beyond_torch"),
-        ("first call in a fresh process, nothing compiled yet", "first_call_seconds_without_cache"),
-        ("first call in a fresh process, kernels from disk", "first_call_seconds_with_cache"),
+        ("first call, nothing compiled yet", "first_call_seconds_without_cache"),
+        ("first call, kernels from disk", "first_call_seconds_with_cache"),
     ):
-        spread = result[key]
-        quartiles = f"{spread['lower']:.2f} – {spread['upper']:.2f}"
-        seconds.add_row(name, f"{spread['median']:.2f}", quartiles, str(spread["rounds"]))
+        seconds.add_row(name, measure.text(result[key]), str(result[key]["rounds"]))
     return [schedules, seconds]

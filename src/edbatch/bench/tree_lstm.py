@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from rich.box import SIMPLE
 from rich.table import Table
 
 import edbatch
@@ -143,18 +144,16 @@ def _assert_close(what: str, first: Any, second: Any) -> None:
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     settings, machine = result["settings"], result["machine"]
-    title = (f"TreeLSTM, {settings['mode']}: {settings['batch_size']} trees, hidden size {settings['hidden']}, policy "
-             f"{settings['policy']}: {result['num_nodes']} nodes in {result['num_batches']} batches")  # fmt: skip
-    caption = f"{result['data']}\n{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
-    times = Table("", "ms", "quartiles", "rounds", "speed-up over one by one", "time / hand-batched", "quartiles",
-                  title=title, caption=caption)  # fmt: skip
+    title = (f"TreeLSTM, {settings['mode']}: {settings['batch_size']} trees, hidden size {settings['hidden']}\n"
+             f"policy {settings['policy']}: {result['num_nodes']} nodes in {result['num_batches']} batches")  # fmt: skip
+    caption = (f"medians (quartiles); speed-up over one by one; time relative to hand-batched\n{result['data']}\n"
+               f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}")  # fmt: skip
+    times = Table("", "ms", "rounds", "speed-up", "to hand-batched", title=title, caption=caption, box=SIMPLE)
     for name, ms in result["ms"].items():
         speedup, ratio = (result[key].get(name) for key in ("speedup_over_one_by_one", "ratio_to_hand_batched"))
-        times.add_row(name, f"{ms['median']:.2f}", f"{ms['lower']:.2f} – {ms['upper']:.2f}", str(ms["rounds"]),
-                      f"{speedup['median']:.1f}×" if speedup else "",
-                      f"{ratio['median']:.2f}" if ratio else "",
-                      f"{ratio['lower']:.2f} – {ratio['upper']:.2f}" if ratio else "")  # fmt: skip
-    stages = Table("stage of edbatch", "ms", "quartiles")
+        speedup_text = f"{speedup['median']:.1f}×" if speedup else ""
+        times.add_row(name, measure.text(ms), str(ms["rounds"]), speedup_text, measure.text(ratio) if ratio else "")
+    stages = Table("stage of edbatch", "ms", box=SIMPLE)
     for name, ms in result["stages_ms"].items():
-        stages.add_row(name, f"{ms['median']:.2f}", f"{ms['lower']:.2f} – {ms['upper']:.2f}")
+        stages.add_row(name, measure.text(ms))
     return [times, stages]

@@ -1,8 +1,9 @@
 """The functional body of a cell: what capture makes, what splitting and emission read.
 
-A body is straight-line code over values of ONE example. Values are numbered: first the inputs (rows, shared, tangents), then
-one value per op. Nothing is mutated, every shape is static, and each op is a core ATen overload. A joint body also holds the
-gradients: they are ordinary values, computed from the tangents (the gradients of the outputs).
+A body is straight-line code over values of ONE example. Values are numbered: first the inputs (rows, shared,
+tangents), then one value per op. Nothing is mutated, every shape is static, and each op is a core ATen overload. A
+joint body also holds the gradients: they are ordinary values, computed from the tangents (the gradients of the
+outputs).
 """
 
 from __future__ import annotations
@@ -47,7 +48,8 @@ def constant(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call. `args` and `kwargs` hold constants, `Val`s and tuples of them; `spec` is a tuple where a tuple comes out."""
+    """One call. `args` and `kwargs` hold constants, `Val`s and tuples of them; `spec` is a tuple where a tuple comes
+    out."""
 
     target: Any
     args: tuple[Any, ...]
@@ -81,7 +83,8 @@ class Op:
 class Body:
     """Values 0.. are `rows`, then `shared` (explicit, then bound), then `tangents`, then the results of `ops`.
 
-    `row_grads` and `shared_grads` hold None where no gradient flows; `tangent_of[k]` is the tangent of output k, or None.
+    `row_grads` and `shared_grads` hold None where no gradient flows; `tangent_of[k]` is the tangent of output k, or
+    None.
     """
 
     rows: tuple[Spec, ...]
@@ -124,7 +127,8 @@ class Body:
 
     @cached_property
     def is_row(self) -> tuple[bool, ...]:
-        """Per value: does it differ between the rows of a batch? If not, it is shared and computed once per mini-batch."""
+        """Per value: does it differ between the rows of a batch? If not, it is shared and computed once per
+        mini-batch."""
         levels = [True] * len(self.rows) + [False] * len(self.shared) + [True] * len(self.tangents)
         for op in self.ops:
             levels.append(is_row_op(op, levels))

@@ -1,8 +1,8 @@
 """A compiled cell: the captured body of a function of one example, as batch-first programs.
 
-In: a function and the specs of one example's arguments. Out: a `CompiledCell`, which computes B rows at once, and for training
-a `Training` per set of wanted gradients. All programs are plain Python over torch calls (`print(cell.source)`); they
-expect tensors that need no gradient and give back such tensors.
+In: a function and the specs of one example's arguments. Out: a `CompiledCell`, which computes B rows at once, and for
+training a `Training` per set of wanted gradients. All programs are plain Python over torch calls
+(`print(cell.source)`); they expect tensors that need no gradient and give back such tensors.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ Mask = tuple[bool, ...]
 class Training:
     """The programs that train a cell, for one choice of wanted gradients.
 
-    `saved` and `deferred` are the specs of the per-row buffers to provide. A mask says which rows or outputs a program reads;
-    the others may be None. Gradients that `backward` returns may share memory with each other and with its arguments.
+    `saved` and `deferred` are the specs of the per-row buffers to provide. A mask says which rows or outputs a
+    program reads; the others may be None. Gradients that `backward` returns may share memory with each other and with
+    its arguments.
     """
 
     saved: tuple[Spec, ...]
@@ -57,8 +58,8 @@ class CompiledCell:
     """A cell ready to run on B rows at once.
 
     Args:
-        rows, shared: the specs of the explicit arguments. `bound`: real tensors found in the body; they follow the explicit
-            shared ones wherever shared values are given.
+        rows, shared: the specs of the explicit arguments. `bound`: real tensors found in the body; they follow the
+        explicit shared ones wherever shared values are given.
         outputs: the specs of the tensor leaves of the result. `unflatten` puts values in their place.
         prologue(shared_and_bound): the shared values of a mini-batch, to be handed to every program as `pro`.
         infer(B, rows, pro, outs): writes the outputs of B rows.
@@ -136,8 +137,8 @@ def compile_cell(
     verification = Verification(rows, body.shared, outputs)
     verification.infer(programs[0].rehearsal, programs[1].rehearsal)
     return CompiledCell(
-        name, tuple(rows), tuple(shared), captured.bound, outputs, captured.leaves, captured.tree, body, captured.sparse,
-        programs, programs[1].function, verification,
+        name, tuple(rows), tuple(shared), captured.bound, outputs, captured.leaves, captured.tree, body,
+        captured.sparse, programs, programs[1].function, verification,
     )  # fmt: skip
 
 

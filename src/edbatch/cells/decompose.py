@@ -19,18 +19,18 @@ _INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 KEEP = frozenset({
     aten.sigmoid_backward.default, aten.tanh_backward.default, aten.threshold_backward.default, aten.gelu.default,
-    aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default, aten.elu.default, aten.elu_backward.default,
-    aten.leaky_relu.default, aten.leaky_relu_backward.default, aten.hardtanh.default, aten.hardtanh_backward.default,
-    aten.softplus.default, aten.softplus_backward.default, aten.log_sigmoid_forward.default,
-    aten.log_sigmoid_backward.default, aten._softmax.default, aten._softmax_backward_data.default,
-    aten._log_softmax.default, aten._log_softmax_backward_data.default, aten.native_layer_norm.default,
-    aten.embedding.default, aten.embedding_dense_backward.default, aten.native_dropout.default, aten.addmm.default,
-    aten.masked_fill.Scalar, aten.masked_fill.Tensor, aten.select_backward.default, aten.slice_backward.default,
-    aten.logsumexp.default, aten.lerp.Scalar, aten.lerp.Tensor, aten.stack.default, aten.addcmul.default,
-    aten.addcdiv.default, aten.zeros_like.default, aten.ones_like.default, aten.bernoulli.default, aten.bernoulli.p,
-    aten.t.default, aten.transpose.int, aten.index_add.default, aten.glu.default,
-    aten.rsub.Scalar, aten.rsub.Tensor, aten.index_select.default, aten.trace.default, aten.tril.default,
-    aten.triu.default,
+    aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default, aten.elu.default,
+    aten.elu_backward.default, aten.leaky_relu.default, aten.leaky_relu_backward.default, aten.hardtanh.default,
+    aten.hardtanh_backward.default, aten.softplus.default, aten.softplus_backward.default,
+    aten.log_sigmoid_forward.default, aten.log_sigmoid_backward.default, aten._softmax.default,
+    aten._softmax_backward_data.default, aten._log_softmax.default, aten._log_softmax_backward_data.default,
+    aten.native_layer_norm.default, aten.embedding.default, aten.embedding_dense_backward.default,
+    aten.native_dropout.default, aten.addmm.default, aten.masked_fill.Scalar, aten.masked_fill.Tensor,
+    aten.select_backward.default, aten.slice_backward.default, aten.logsumexp.default, aten.lerp.Scalar,
+    aten.lerp.Tensor, aten.stack.default, aten.addcmul.default, aten.addcdiv.default, aten.zeros_like.default,
+    aten.ones_like.default, aten.bernoulli.default, aten.bernoulli.p, aten.t.default, aten.transpose.int,
+    aten.index_add.default, aten.glu.default, aten.rsub.Scalar, aten.rsub.Tensor, aten.index_select.default,
+    aten.trace.default, aten.tril.default, aten.triu.default,
 })  # fmt: skip
 
 
@@ -141,4 +141,7 @@ def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
 
 
 # Calls that read data where an equal one need not.
-EQUAL_CALLS = {torch.Tensor.__getitem__: index_by_tensors, torch.nn.functional.one_hot: _one_hot}
+EQUAL_CALLS: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.__getitem__: index_by_tensors,
+    torch.nn.functional.one_hot: _one_hot,
+}

@@ -38,6 +38,11 @@ class _Calls:
     graphs: list[list[tuple[list[Tensor], list[Tensor]]]] = field(default_factory=list)
 
 
+def _example(spec: Spec, lead: tuple[int, ...]) -> Tensor:
+    """Something to run a cell on while no value exists yet. Not zeros: a loop until a norm is reached would not end."""
+    return spec.empty(*lead).normal_() if spec.is_float else spec.empty(*lead).zero_()
+
+
 class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
@@ -57,8 +62,8 @@ class EagerKernel:
         self._num_rows = len(rows)
         lead = () if reason is not None else (2,)
         with torch.random.fork_rng(devices=[]), torch.enable_grad(), _Touched() as touched:
-            example = [spec.empty(*lead).zero_() for spec in rows]
-            result = function(*example, *[spec.empty().zero_() for spec in shared])
+            torch.manual_seed(0)
+            result = function(*[_example(spec, lead) for spec in rows], *[_example(spec, ()) for spec in shared])
         leaves, self._tree = pytree.tree_flatten(result)
         self._leaves = leaves
         self._is_value = [isinstance(leaf, Tensor) for leaf in leaves]

@@ -1,8 +1,8 @@
 """Emission: straight-line Python for one program of a cell (prologue, infer, forward, backward, finish).
 
-In: a body and a `Program` (which ops, where their inputs come from, where results go). Out: a Python function and its source.
-Results are written where they belong with `out=` when the op allows it; an elementwise result takes over the memory of an
-operand that dies with it; temporaries are dropped at their last use.
+In: a body and a `Program` (which ops, where their inputs come from, where results go). Out: a Python function and its
+source. Results are written where they belong with `out=` when the op allows it; an elementwise result takes over the
+memory of an operand that dies with it; temporaries are dropped at their last use.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from edbatch.cells.body import Body, Op, Val, find_vals
-from edbatch.cells.rules import VIEWS, Code, Mapped, batched, shared
+from edbatch.cells.code import Code, Mapped
+from edbatch.cells.rules import VIEWS, batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -24,7 +25,8 @@ Form = tuple[Any, ...]
 
 @dataclass(frozen=True)
 class Program:
-    """`inputs`: value -> (expression, its shape if not the value's own). `dests`: value -> the buffer it must end in. `sums`: (key, value) added up over rows."""
+    """`inputs`: value -> (expression, its shape if not the value's own). `dests`: value -> the buffer it must end
+    in. `sums`: (key, value) added up over rows."""
 
     name: str
     parameters: str
@@ -51,7 +53,8 @@ def emit(body: Body, program: Program) -> Emitted:
 
 @dataclass
 class _Memory:
-    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over, `pinned` is a buffer."""
+    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over, `pinned` is a
+    buffer."""
 
     forms: dict[Form, str]
     own: bool = False
@@ -180,12 +183,9 @@ class _Emitter:
         if not (code.local and code.out):
             return None
         for operand in op.operands:
-            root = self.roots[operand.index]
-            alone = [v for v in op.operands if self.roots[v.index] == root and v != operand]
-            dies = self.last_use.get(root) == position and root not in self.program.inputs
-            if dies and not alone and self.is_row(operand) and self.body.spec(operand) == op.spec:
+            if self._dies_alone(operand, op, position):
                 memory = self.memory[operand.index]
-                if memory.own and self._is_reshape(operand.index, root):
+                if memory.own and self._is_reshape(operand.index, self.roots[operand.index]):
                     return operand
         return None
 
@@ -198,13 +198,18 @@ class _Emitter:
         return True
 
     def _place_destinations(self) -> None:
-        """Gives results their buffers; behind reshapes it is the reshaped value that is written there. Dying operands of
-        elementwise ops may use the buffer of the result before it does."""
+        """Gives results their buffers; behind reshapes it is the reshaped value that is written there. Dying operands
+        of elementwise ops may use the buffer of the result before it does."""
         for text, value in self.program.dests.items():
             base = value.index
             while base not in self.program.inputs and (op := self.body.op(base)) and op.target is aten.view.default:
                 base = op.args[0].index
-            if base in self.program.ops and base not in self.dests and self.roots[base] == base and self.body.is_row[base]:
+            if (
+                base in self.program.ops
+                and base not in self.dests
+                and self.roots[base] == base
+                and self.body.is_row[base]
+            ):
                 self.dests[base] = _Memory({self._own_form(value.index): text}, pinned=True)
                 if value.index != base:
                     self.dests[value.index] = self.dests[base]
@@ -216,12 +221,21 @@ class _Emitter:
                 continue
             for operand in op.operands:
                 free = operand.index in position_of and operand.index not in self.dests
-                dies = self.roots[operand.index] == operand.index and self.last_use[operand.index] == position_of[index]
-                if free and dies and self.body.is_row[operand.index] and self.body.specs[operand.index] == op.spec:
-                    if op.operands.count(operand) == 1:
-                        self.dests[operand.index] = self.dests[index]
-                        self.scratch.add(operand.index)
-                        break
+                if (
+                    free
+                    and self.roots[operand.index] == operand.index
+                    and self._dies_alone(operand, op, position_of[index])
+                ):
+                    self.dests[operand.index] = self.dests[index]
+                    self.scratch.add(operand.index)
+                    break
+
+    def _dies_alone(self, operand: Val, op: Op, position: int) -> bool:
+        """Does op read this memory for the last time, only through this operand, and make a value of the same spec?"""
+        root = self.roots[operand.index]
+        same_memory = [v for v in op.operands if self.roots[v.index] == root]
+        last = self.last_use.get(root) == position and root not in self.program.inputs
+        return last and len(same_memory) == 1 and self.is_row(operand) and self.body.specs[operand.index] == op.spec
 
     def _add_sums(self, value: Val) -> None:
         for key, summed in self.program.sums:
@@ -244,8 +258,7 @@ class _Emitter:
             assert op is not None
             for v in (Val(index), *op.operands):
                 last[self.roots[v.index]] = position
-        ends = [v for v in find_vals((self.program.returns or (), *self.program.dests.values()))]
-        for v in ends:
+        for v in find_vals((self.program.returns or (), *self.program.dests.values())):
             if v.index in self.roots:
                 last[self.roots[v.index]] = len(self.program.ops)
         return last

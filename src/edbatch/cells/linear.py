@@ -1,8 +1,8 @@
 """What is linear: which ops commute with the sum over rows, and which products that sum turns into one GEMM.
 
-Two uses: gradients of outputs that nobody asks for are zeros, and zeros vanish in linear ops (`without_tangents`); and the
-gradient of a shared input is a sum over rows, which moves inwards through linear ops until it meets a product of two row
-values (`Summing`): the sum of products over all rows of a mini-batch is one matrix product.
+Two uses: gradients of outputs that nobody asks for are zeros, and zeros vanish in linear ops (`without_tangents`);
+and the gradient of a shared input is a sum over rows, which moves inwards through linear ops until it meets a product
+of two row values (`Summing`): the sum of products over all rows of a mini-batch is one matrix product.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from edbatch.cells.body import Across, Body, Draft, Op, Val, swap_vals
+from edbatch.cells.body import Across, Body, Draft, Op, Val
+from edbatch.cells.rules import VIEWS
 from edbatch.cells.simplify import cast, permute, view
 from edbatch.spec import Spec
 
@@ -26,7 +27,9 @@ ADD_AT, SCATTER = Across("sum_added"), Across("sum_scattered")
 # target -> operand places in which the op is linear while the others stay fixed
 LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((aten.view.default, aten.permute.default, aten.expand.default, aten.neg.default), (0,)),
-    **dict.fromkeys((aten.slice.Tensor, aten.select.int, aten.slice_backward.default, aten.select_backward.default), (0,)),
+    **dict.fromkeys(
+        (aten.slice.Tensor, aten.select.int, aten.slice_backward.default, aten.select_backward.default), (0,)
+    ),
     **dict.fromkeys((aten.sum.dim_IntList, aten.mean.dim, aten.div.Tensor, aten.div.Scalar, aten.mul.Scalar), (0,)),
     **dict.fromkeys((aten.cumsum.default, aten.flip.default, aten.tril.default, aten.triu.default), (0,)),
     **dict.fromkeys((aten.gather.default, aten.index_select.default, aten.index.Tensor, aten._to_copy.default), (0,)),
@@ -40,21 +43,31 @@ JOINT = {aten.add.Tensor, aten.sub.Tensor, aten.cat.default}  # linear in all te
 
 
 def without_tangents(draft: Draft, body: Body, absent: set[int]) -> list[Val | None]:
-    """Adds to the draft the body's ops with some tangents zero. Returns what each of its values became; None is zero."""
+    """Adds to the draft what becomes of the body's ops when some tangents are zero.
+
+    Returns each value's successor; None is zero. What does not depend on the absent tangents stays as it is (a random op
+    must not be drawn again).
+    """
     now: list[Val | None] = [None if i in absent else Val(i) for i in range(body.num_inputs)]
-    for op in body.ops:
+    for index, op in enumerate(body.ops, body.num_inputs):
         zeros = [v for v in op.operands if now[v.index] is None]
-        if not zeros:
+        if all(now[v.index] == v for v in op.operands):
+            now.append(Val(index))
+        elif not zeros:
             now.append(draft.add(op.replace(lambda v: now[v.index])))
-        elif op.target in LINEAR and any(op.args[p] in zeros for p in LINEAR[op.target] if isinstance(op.args[p], Val)):
-            now.append(None)
-        elif op.target in JOINT and len(zeros) == len(op.operands):
+        elif _vanishes(op, zeros):
             now.append(None)
         elif op.target in (aten.add.Tensor, aten.sub.Tensor) and isinstance(op.args[1], Val):
             now.append(_add_zero(draft, op, now))
         else:
             now.append(draft.add(op.replace(lambda v: now[v.index] or _zeros(draft, body.spec(v)))))
     return now
+
+
+def _vanishes(op: Op, zeros: list[Val]) -> bool:
+    if op.target in JOINT:
+        return len(zeros) == len(op.operands)
+    return any(op.args[place] in zeros for place in LINEAR.get(op.target, ()) if isinstance(op.args[place], Val))
 
 
 def _add_zero(draft: Draft, op: Op, now: list[Val | None]) -> Val:
@@ -77,8 +90,8 @@ def _zeros(draft: Draft, spec: Spec) -> Val:
 class Summing:
     """Plans the sums over all rows of a mini-batch; adds the ops that compute them to the draft.
 
-    `available` are the row values that are stored anyway. After `collect` has seen every gradient, `summed` plans each one;
-    `sums` are the row values that have to be added up batch by batch, as the backward pass makes them.
+    `available` are the row values that are stored anyway. After `collect` has seen every gradient, `summed` plans
+    each one; `sums` are the row values that have to be added up batch by batch, as the backward pass makes them.
     """
 
     def __init__(self, draft: Draft, available: set[int]) -> None:
@@ -108,7 +121,8 @@ class Summing:
         product = self._product(value)
         if product is not None:
             found, finish = product
-            return finish(draft.add(found))
+            total: Val = finish(draft.add(found))
+            return total
         if self._is_available(value):
             return draft.call(SUM, value, spec=spec)
         op = draft.op(value)
@@ -138,7 +152,8 @@ class Summing:
         return rows if len(rows) == 1 and any(op.args[p] == rows[0] for p in places if p < len(op.args)) else []
 
     def _product(self, value: Val) -> tuple[Op, Any] | None:
-        """If the value is a product of row values: the op that sums it over rows, and what is left to do with its result."""
+        """If the value is a product of row values: the op that sums it over rows, and what is left to do with its
+        result."""
         op = self.draft.op(value)
         if op is None or op.target not in _PRODUCTS or not self.draft.is_row[value.index]:
             return None
@@ -147,8 +162,6 @@ class Summing:
 
 def base(draft: Draft, value: Val) -> Val:
     """The value behind views."""
-    from edbatch.cells.rules import VIEWS
-
     while (op := draft.op(value)) is not None and op.target in VIEWS:
         value = op.args[0]
     return value
@@ -179,7 +192,7 @@ def _mul(draft: Draft, op: Op) -> tuple[Op, Any] | None:
     if not isinstance(b, Val) or not _rows(draft, a, b) or a == b:
         return None
     assert isinstance(op.spec, Spec)
-    rank = len(op.spec.shape)
+    shape, rank = op.spec.shape, len(op.spec.shape)
     shape_a, shape_b = ((1,) * (rank - len(draft.spec(v).shape)) + draft.spec(v).shape for v in (a, b))
     if any(m != 1 and n != 1 for m, n in zip(shape_a, shape_b, strict=True)):
         return None
@@ -188,7 +201,7 @@ def _mul(draft: Draft, op: Op) -> tuple[Op, Any] | None:
     order = [d for d in range(rank) if shape_a[d] != 1] + [d for d in range(rank) if shape_a[d] == 1]
 
     def finish(product: Val) -> Val:
-        shaped = view(draft, product, tuple(op.spec.shape[d] for d in order))
+        shaped = view(draft, product, tuple(shape[d] for d in order))
         return permute(draft, shaped, tuple(order.index(d) for d in range(rank)))
 
     return Op(PRODUCT, (view(draft, a, (1, wide)), view(draft, b, (1, high))), (), spec), finish
@@ -220,4 +233,3 @@ _PRODUCTS = {
     aten.mm.default: _mm, aten.bmm.default: _bmm, aten.mul.Tensor: _mul, aten.embedding_dense_backward.default: _embed,
     aten.index_put.default: _put,
 }  # fmt: skip
-__all__ = ["LINEAR", "Summing", "base", "swap_vals", "without_tangents"]

@@ -1,8 +1,9 @@
 """From a captured body to an equal one with fewer kinds of ops: the form that splitting and emission expect.
 
-Copies vanish (nothing is mutated, so a copy is its original), all changes of shape become `view`, all transpositions `permute`,
-pieces of a split become slices, and operands of mixed dtype are converted first, which is what torch does inside: afterwards
-no result depends on torch's rule that 0-d tensors do not promote, a rule that adding a batch dimension would change.
+Copies vanish (nothing is mutated, so a copy is its original), all changes of shape become `view`, all transpositions
+`permute`, pieces of a split become slices, and operands of mixed dtype are converted first, which is what torch does
+inside: afterwards no result depends on torch's rule that 0-d tensors do not promote, a rule that adding a batch
+dimension would change.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def view(draft: Draft, x: Val, shape: tuple[int, ...]) -> Val:
     if made is not None and made.target is aten.view.default:
         x = made.args[0]
     spec = draft.spec(x)
-    return x if spec.shape == shape else draft.call(aten.view.default, x, shape, spec=Spec(shape, spec.dtype, spec.device))
+    return (
+        x if spec.shape == shape else draft.call(aten.view.default, x, shape, spec=Spec(shape, spec.dtype, spec.device))
+    )
 
 
 def permute(draft: Draft, x: Val, dims: tuple[int, ...]) -> Val:
@@ -57,14 +60,14 @@ def permute(draft: Draft, x: Val, dims: tuple[int, ...]) -> Val:
 
 
 def _same(draft: Draft, op: Op) -> Val | None:
-    return op.args[0]
+    return op.operands[0]
 
 
 def _to_copy(draft: Draft, op: Op) -> Val | None:
     given = draft.spec(op.args[0])
     assert isinstance(op.spec, Spec)
     if (given.dtype, given.device) == (op.spec.dtype, op.spec.device):
-        return op.args[0]
+        return op.operands[0]
     kwargs = tuple((k, v) for k, v in op.kwargs if k in ("dtype", "device"))
     return draft.add(Op(op.target, op.args, kwargs, op.spec))
 
@@ -146,7 +149,7 @@ def _sum(draft: Draft, op: Op) -> Val | None:
 
 
 def _cat(draft: Draft, op: Op) -> Val | None:
-    items = [v for v in op.args[0] if draft.spec(v).shape != (0,)]
+    items: list[Val] = [v for v in op.args[0] if draft.spec(v).shape != (0,)]
     assert isinstance(op.spec, Spec)
     if len(items) == 1 and draft.spec(items[0]) == op.spec:
         return items[0]
@@ -166,13 +169,13 @@ def _promote(draft: Draft, op: Op) -> Val | None:
     """Converts the operands of an elementwise op to the dtype torch computes in, where they differ."""
     assert isinstance(op.spec, Spec)
     device = op.spec.device
-    skip = op.args[0] if op.target in (aten.where.self, aten.masked_fill.Tensor) else None
+    skip = op.args[0] if op.target is aten.where.self else None
     operands = [v for v in op.operands if v != skip]
     specs = [draft.spec(v) for v in operands]
     if len({(s.dtype, s.device) for s in specs}) <= 1 or op.target in _NO_PROMOTION:
         return None
     common = _result_type(specs)
-    dtype_of = {v: common for v in operands}
+    dtype_of = dict.fromkeys(operands, common)
     return draft.add(op.replace(lambda v: cast(draft, v, dtype_of.get(v, draft.spec(v).dtype), device)))
 
 
@@ -191,7 +194,9 @@ def _copy(draft: Draft, op: Op) -> Val | None:
     """Functionalized `x[...] = y`: the result is y, in x's description."""
     assert isinstance(op.spec, Spec)
     value = cast(draft, op.args[1], op.spec.dtype, op.spec.device)
-    return value if draft.spec(value) == op.spec else draft.call(aten.expand.default, value, op.spec.shape, spec=op.spec)
+    return (
+        value if draft.spec(value) == op.spec else draft.call(aten.expand.default, value, op.spec.shape, spec=op.spec)
+    )
 
 
 def _full_like(draft: Draft, op: Op) -> Val | None:
@@ -199,14 +204,23 @@ def _full_like(draft: Draft, op: Op) -> Val | None:
     assert isinstance(op.spec, Spec)
     value = op.args[1] if op.target is aten.full_like.default else int(op.target is aten.ones_like.default)
     kwargs = {"dtype": op.spec.dtype, "device": op.spec.device}
-    return None if isinstance(value, Val) else draft.call(aten.full.default, op.spec.shape, value, spec=op.spec, **kwargs)
+    return (
+        None if isinstance(value, Val) else draft.call(aten.full.default, op.spec.shape, value, spec=op.spec, **kwargs)
+    )
+
+
+def _masked_fill(draft: Draft, op: Op) -> Val | None:
+    """Filling with a tensor is a choice; the value takes the dtype of what it is filled into."""
+    x, mask, value = op.args
+    assert isinstance(op.spec, Spec)
+    return draft.call(aten.where.self, mask, cast(draft, value, op.spec.dtype, op.spec.device), x, spec=op.spec)
 
 
 def _argument(op: Op, place: int, name: str, default: Any) -> Any:
     return op.args[place] if len(op.args) > place else dict(op.kwargs).get(name, default)
 
 
-_NO_PROMOTION = (aten.masked_fill.Tensor, aten.masked_fill.Scalar, aten._to_copy.default, aten.copy.default)
+_NO_PROMOTION = (aten.masked_fill.Scalar, aten._to_copy.default, aten.copy.default)
 _REWRITES: dict[Any, Callable[[Draft, Op], Val | None] | Rewrite] = {
     **dict.fromkeys((aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default), _same),
     **dict.fromkeys((aten.lift_fresh.default, aten.contiguous.default, aten.resolve_conj.default), _same),
@@ -214,6 +228,6 @@ _REWRITES: dict[Any, Callable[[Draft, Op], Val | None] | Rewrite] = {
     **dict.fromkeys((aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.flatten.using_ints), _view),
     aten._to_copy.default: _to_copy, aten.permute.default: _permute, aten.t.default: _t, aten.transpose.int: _transpose,
     aten.expand.default: _expand, operator.getitem: _item, aten.slice.Tensor: _slice, aten.bmm.default: _bmm,
-    aten.sum.dim_IntList: _sum, aten.cat.default: _cat, aten.copy.default: _copy, aten.full_like.default: _full_like,
+    aten.masked_fill.Tensor: _masked_fill, aten.sum.dim_IntList: _sum, aten.cat.default: _cat, aten.copy.default: _copy, aten.full_like.default: _full_like,
     aten.zeros_like.default: _full_like, aten.ones_like.default: _full_like, aten.empty_like.default: _full_like,
 }  # fmt: skip

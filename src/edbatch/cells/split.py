@@ -1,7 +1,7 @@
 """Splitting: from a joint body to the programs of one mini-batch.
 
-In: a body and which gradients are wanted. Out: a `Split`: forward (writes outputs and what backward needs), backward (row
-gradients, and what the end needs) and finish (gradients of shared inputs, once for all rows of the mini-batch).
+In: a body and which gradients are wanted. Out: a `Split`: forward (writes outputs and what backward needs), backward
+(row gradients, and what the end needs) and finish (gradients of shared inputs, once for all rows of the mini-batch).
 Views are never stored: each side makes them anew from what is behind them.
 """
 
@@ -20,11 +20,13 @@ from edbatch.cells.rules import VIEWS
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
+Place = tuple[str, tuple[int, ...] | None]  # an expression, and its shape if that is not the value's own
 
 
 @dataclass(frozen=True)
 class Split:
-    """The programs, over `body` (the cell's body and what the split added), and the specs of what is kept between them."""
+    """The programs, over `body` (the cell's body and what the split added), and the specs of what is kept between
+    them."""
 
     body: Body
     forward: Program
@@ -58,7 +60,11 @@ def infer(body: Body) -> Program:
 
 
 def split(
-    body: Body, need_rows: Sequence[bool], need_shared: Sequence[bool], need_outs: Sequence[bool], sparse: frozenset[int]
+    body: Body,
+    need_rows: Sequence[bool],
+    need_shared: Sequence[bool],
+    need_outs: Sequence[bool],
+    sparse: frozenset[int],
 ) -> Split:
     """Splits a joint body for the wanted gradients."""
     draft = Draft.of(body)
@@ -99,7 +105,8 @@ def _programs(body: Body, row_grads: list[Val | None], totals: list[Val | None],
 
 
 class _Places:
-    """Where stored values are found. What a program reads and nobody stores yet is saved (made by forward) or deferred."""
+    """Where stored values are found. What a program reads and nobody stores yet is saved (made by forward) or
+    deferred."""
 
     def __init__(self, body: Body) -> None:
         self.body = body
@@ -114,25 +121,25 @@ class _Places:
         first = len(body.rows) + len(body.shared)
         used = {t.index: k for k, t in enumerate(body.tangent_of) if t is not None}
         self.tangents = {first + i: (f"out_grads[{used[first + i]}]", None) for i in range(len(body.tangents))}
-        self.outs: dict[int, tuple[str, tuple[int, ...] | None]] = {}
+        self.outs: dict[int, Place] = {}
         for k, value in enumerate(body.outputs):
             if body.is_row[value.index] and value.index >= body.num_inputs:
                 self.outs.setdefault(value.index, (f"outs[{k}]", None))
-                while (op := body.op(value)) is not None and op.target is aten.view.default:
-                    value = op.args[0]
+                while (made := body.op(value)) is not None and made.target is aten.view.default:
+                    value = made.args[0]
                 if value.index >= body.num_inputs:
                     self.outs.setdefault(value.index, (f"outs[{k}]", body.spec(body.outputs[k]).shape))
 
     def walk(
         self, wanted: Sequence[Val], stored: bool = True, inside: bool = False
-    ) -> tuple[tuple[int, ...], dict[int, tuple[str, tuple[int, ...] | None]]]:
+    ) -> tuple[tuple[int, ...], dict[int, Place]]:
         """The ops that compute the wanted values, and where their inputs are found.
 
         Args:
             stored: outputs and forward values are read where they are stored, not computed.
             inside: tangents are at hand and backward values are computed (else they are read as deferred ones).
         """
-        inputs: dict[int, tuple[str, tuple[int, ...] | None]] = {}
+        inputs: dict[int, Place] = {}
         ops: set[int] = set()
         stack = [v.index for v in wanted]
         while stack:
@@ -149,8 +156,8 @@ class _Places:
             stack.extend(v.index for v in op.operands)
         return tuple(sorted(ops)), dict(sorted(inputs.items()))
 
-    def _find(self, index: int, stored: bool, inside: bool) -> tuple[str, tuple[int, ...] | None] | None:
-        known = self.rows.get(index) or self.shared.get(index)
+    def _find(self, index: int, stored: bool, inside: bool) -> Place | None:
+        known: Place | None = self.rows.get(index) or self.shared.get(index)
         known = known or (self.tangents.get(index) if inside else None) or (self.outs.get(index) if stored else None)
         op = self.body.op(index)
         if known is not None or not self.body.is_row[index] or not stored or (op is not None and op.target in VIEWS):

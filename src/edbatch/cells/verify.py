@@ -1,8 +1,8 @@
 """A guard against our own mistakes: rehearses freshly emitted programs on tensors without data.
 
-In: the programs of a cell. Out: nothing, or a CaptureError; the cell then runs one by one instead of wrongly. It also finds
-ops that nothing can batch, because torch.func.vmap refuses them here. The meta device is used because fake tensors would take
-ten times as long.
+In: the programs of a cell. Out: nothing, or a CaptureError; the cell then runs one by one instead of wrongly. It also
+finds ops that nothing can batch, because torch.func.vmap refuses them here. The meta device is used because fake
+tensors would take ten times as long.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class Verification:
             infer(_ROWS, self.rows, self.pro, self.outs)
         _compare("the outputs", self.outs, self.specs[2], _ROWS)
 
-    def training(self, forward: Any, backward: Any, finish: Any, saved: Sequence[Spec], deferred: Sequence[Spec]) -> None:
+    def training(
+        self, forward: Any, backward: Any, finish: Any, saved: Sequence[Spec], deferred: Sequence[Spec]
+    ) -> None:
         sums: dict[int, torch.Tensor] = {}
         with _rehearsing():
             kept, late = _many(saved), _many(deferred)

@@ -110,6 +110,9 @@ def _capture(
             return compile_cell(function, rows, shared, name=name)
         except CaptureError as error:
             reason = str(error)
+        except RuntimeError:
+            function(*[spec.empty().zero_() for spec in (*rows, *shared)])  # torch's own message says more than the capture's
+            raise
     elif cell.has_hooks:
         reason = "a module of the cell has hooks, which must see every call"
     parameters = cell.parameters if cell is not None else ()

@@ -29,6 +29,7 @@ ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
 ARITHMETIC = ADD | {operator.sub, operator.mul, operator.truediv, torch.sub, torch.mul, torch.div, torch.Tensor.sub,
                     torch.Tensor.mul, torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__,
                     torch.Tensor.__radd__, torch.Tensor.__rmul__, torch.Tensor.__rsub__}  # fmt: skip
+IN_PLACE_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")}
 module_call = nn.Module.__call__
 
 
@@ -297,7 +298,9 @@ def flatten(args: Any, kwargs: Any) -> list[Any]:
 
 def is_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
-    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name.startswith("__i")
+    if getattr(func, "__module__", None) == "_operator":  # and_, or_
+        return False
+    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
 
 
 def _refuse_in_place(func: Callable[..., Any], kwargs: Any) -> None:
@@ -305,9 +308,9 @@ def _refuse_in_place(func: Callable[..., Any], kwargs: Any) -> None:
     if name == "__setitem__":
         raise InPlaceError("a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
                            "use torch.stack(values)")  # fmt: skip
-    if is_in_place(func) and name not in ("__invert__", "__index__"):
-        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; use {name.strip('_')} and rebind: "
-                           f"x = x.{name.strip('_')}(…)")  # fmt: skip
+    if is_in_place(func):
+        plain = name.strip("_").removeprefix("i") if name in IN_PLACE_OPERATORS else name.strip("_")
+        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; use {plain} and rebind: x = x.{plain}(…)")
     if kwargs.get("out") is not None:
         raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
 

@@ -1,0 +1,124 @@
+"""Lending: while a cell is captured, its real tensors (parameters, buffers, closures) are replaced by stand-ins.
+
+A torch-function mode sees every torch call of the function and swaps its tensor arguments; calls that cannot run
+without data are replaced by equal ones that can. Assignments to attributes are undone: a stand-in must not stay in a
+module.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch.overrides import TorchFunctionMode
+
+from edbatch.cells.decompose import EQUAL_CALLS
+from edbatch.errors import CaptureError
+
+_OPERATORS = (
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "mod",
+    "pow",
+    "and",
+    "or",
+    "xor",
+    "lshift",
+    "rshift",
+    "matmul",
+)
+_IN_PLACE = {*(f"__i{name}__" for name in _OPERATORS), "__setitem__"}
+_DESCRIBING = {"requires_grad_", "retain_grad_", "rename_"}  # these write no data
+
+
+class Lend(TorchFunctionMode):
+    """Replaces real tensors by stand-ins, and calls that fake tensors cannot do by equal ones."""
+
+    def __init__(self, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.stand_in = stand_in
+        self.sparse: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if _writes(func) and args and isinstance(args[0], torch.Tensor) and self.stand_in(args[0]) is not args[0]:
+            raise CaptureError("the body writes into a parameter or buffer in place")
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
+        if func in EQUAL_CALLS:
+            return EQUAL_CALLS[func](*args, **kwargs)
+        if func in (torch.nn.functional.embedding, torch.embedding):
+            args, kwargs = self._dense(func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
+        """Fake tensors know no sparse gradients: ask for a dense one and remember whose it is."""
+        place, weight = (4, 0) if func is torch.embedding else (6, 1)
+        if kwargs.get("sparse") or (len(args) > place and args[place]):
+            self.sparse.append(args[weight] if len(args) > weight else kwargs["weight"])
+            return args[:place], kwargs | {"sparse": False}
+        return args, kwargs
+
+
+def _writes(func: Any) -> bool:
+    name = getattr(func, "__name__", "")
+    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in _DESCRIBING)
+
+
+@contextmanager
+def lending_apply(stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """torch-function modes do not see `autograd.Function.apply`, so for this thread it lends stand-ins by itself."""
+    original = torch.autograd.Function.__dict__["apply"]
+    thread = threading.get_ident()
+
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if threading.get_ident() == thread:
+            with torch._C.DisableTorchFunction():
+                args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+        return original.__get__(None, cls)(*args, **kwargs)
+
+    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
+    try:
+        yield
+    finally:
+        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+
+
+@contextmanager
+def unassigned(function: Any, is_ours: Callable[[torch.Tensor], bool]) -> Iterator[None]:
+    """Undoes and refuses assignments of traced values to attributes of the modules that a function is made of."""
+    modules = [m for root in _modules(function) for m in root.modules()]
+    places = [d for m in modules for d in (m.__dict__, m._parameters, m._buffers)]
+    before = [dict(d) for d in places]
+    try:
+        yield
+    finally:
+        assigned = []
+        for now, old in zip(places, before, strict=True):
+            ours = [k for k, v in now.items() if isinstance(v, torch.Tensor) and v is not old.get(k) and is_ours(v)]
+            for key in ours:
+                now.pop(key)
+                now.update({key: old[key]} if key in old else {})
+            assigned += ours
+        if assigned:
+            raise CaptureError(f"the body assigns a tensor to the attribute {assigned[0]!r}")
+
+
+def _modules(function: Any) -> list[torch.nn.Module]:
+    """The modules that a function is, is a method of, or closes over."""
+    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
+    around = [function, getattr(function, "__self__", None), *cells, *(getattr(c, "__self__", None) for c in cells)]
+    return [item for item in around if isinstance(item, torch.nn.Module)]
+
+
+def _is_filled(cell: Any) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,172 @@
+"""Modes around and inside a call: no_grad, inference_mode, train and eval, dropout, state of cells, fake tensors on another device."""
+
+import pytest
+import torch
+import zoo
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import edbatch
+
+X = torch.randn(6, 4)
+
+
+def test_no_grad_and_inference_mode():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    batched = edbatch.batch(lambda x: model(x))
+    for mode in (torch.no_grad, torch.inference_mode):
+        with mode():
+            out = batched(X)
+        assert not out.requires_grad
+        torch.testing.assert_close(out, model(X))
+    batched(X).sum().backward()  # memory that inference used can be used in training
+    assert model[0].weight.grad is not None
+
+
+def test_train_and_eval():
+    model = nn.Sequential(nn.Linear(4, 200), nn.Dropout(0.5))
+    batched = edbatch.batch(model)
+    assert (batched.train()(X) == 0).float().mean() > 0.3
+    torch.testing.assert_close(batched.eval()(X), model[0](X))
+    rows = (batched.train()(X[:1].expand(6, -1)) == 0).float()
+    assert not torch.equal(rows[0], rows[1])
+    torch.manual_seed(5)
+    first = batched(X)
+    torch.manual_seed(5)
+    assert torch.equal(first, batched(X))
+
+
+def test_a_cells_scalar_attributes_are_compared_once_per_call():
+    class Temperature(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.temperature = 1.0
+
+        def forward(self, x):
+            return x / self.temperature
+
+    model = edbatch.cell(Temperature())
+    batched = edbatch.batch(model)
+    for temperature in (1.0, 2.0, 0.5):
+        model.temperature = temperature
+        torch.testing.assert_close(batched(X), X / temperature)
+    dropout = nn.Dropout(0.0)
+    batched = edbatch.batch(dropout)
+    torch.testing.assert_close(batched(X), X)
+    dropout.p = 1.0
+    assert batched(X).abs().sum() == 0
+
+
+def test_a_cell_that_reads_values_runs_one_by_one():
+    class Halting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+
+        def forward(self, x):
+            while x.norm() < 3:
+                x = x * 2 + self.linear(x).sigmoid()
+            return x
+
+    torch.manual_seed(0)
+    model = edbatch.cell(Halting())
+    linear = nn.Linear(4, 2)
+    batched = edbatch.batch(lambda x: linear(model(x)))
+    edbatch.check(batched, X)
+    text = batched.explain()
+    assert "ran one by one" in text
+    assert batched.stats.types[0].runs_alone
+    ours = torch.autograd.grad(batched(X).sum(), list(model.parameters()))
+    theirs = torch.autograd.grad(batched.one_by_one(X).sum(), list(model.parameters()))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_cell_that_draws_random_numbers():
+    noise = edbatch.cell(lambda x: x + torch.randn_like(x))
+    out = edbatch.batch(lambda x: noise(x))(torch.zeros(50, 4))
+    assert out.std() > 0.5
+    assert not torch.equal(out[0], out[1])
+
+
+def test_eager_environment(monkeypatch):
+    model = nn.Linear(4, 2)
+    batched = edbatch.batch(lambda x: model(x))
+    monkeypatch.setenv("EDBATCH_EAGER", "1")
+    torch.testing.assert_close(batched(X), model(X))
+    assert batched.stats is None
+    monkeypatch.setenv("EDBATCH_EAGER", "0")
+    batched(X)
+    assert batched.stats.num_nodes == 6
+
+
+def test_stats_and_explain():
+    model, (trees,) = zoo.make(zoo.CASES[0])
+    batched = edbatch.batch(model, policy="depth")
+    batched(trees).sum().backward()
+    stats = batched.stats
+    assert stats.num_nodes == sum(t.num_nodes for t in stats.types)
+    assert stats.num_batches == sum(t.num_batches for t in stats.types)
+    assert set(stats.seconds) == {"record", "schedule", "plan", "run", "backward"}
+    assert stats.views + stats.gathers > 0
+    assert (stats.bytes_copied > 0) == (stats.gathers > 0)
+    assert stats.peak_bytes > 0
+    text = batched.explain()
+    for word in ("policy depth", "lower bound", "bound-greedy", "views", "gathers", "copied", "record", "node(f64[4]"):
+        assert word in text
+
+
+def test_a_chain_of_one_length_reads_views_only():
+    cell = nn.GRUCell(4, 4)
+
+    def chain(x):
+        h = x
+        for _ in range(5):
+            h = cell(x, h)
+        return h
+
+    batched = edbatch.batch(chain)
+    with torch.no_grad():
+        batched(X)
+    assert batched.stats.gathers == 0
+    assert batched.stats.num_batches == 5
+
+
+@pytest.fixture
+def without_device_guard(monkeypatch):
+    """A torch built without CUDA cannot even name a CUDA device in a few Python bindings; these take the same ops' other entrance."""
+    monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other, *args: torch.ops.aten.copy_.default(self, other))
+    monkeypatch.setattr(torch.Tensor, "__invert__", torch.bitwise_not)
+    monkeypatch.setattr(torch.Tensor, "__getitem__", basic_index)
+
+
+def basic_index(tensor, key):
+    dim = 0
+    for k in key if isinstance(key, tuple) else (key,):
+        if k is None:
+            tensor, dim = tensor.unsqueeze(dim), dim + 1
+        elif isinstance(k, slice):
+            start, stop, step = k.indices(tensor.shape[dim])
+            tensor, dim = torch.ops.aten.slice.Tensor(tensor, dim, start, stop, step), dim + 1
+        elif isinstance(k, torch.Tensor):
+            tensor = tensor.index_select(dim, k.reshape(1)).squeeze(dim)
+        else:
+            tensor = tensor.select(dim, k)
+    return tensor
+
+
+@pytest.mark.parametrize("case", zoo.CASES, ids=lambda c: c.name)
+def test_fake_cuda(case, without_device_guard):
+    """On fake tensors of another device, mixed devices and hidden synchronisations raise."""
+    model, columns = zoo.make(case, dtype=torch.float32)
+    with FakeTensorMode(), torch.device("cuda"), torch.no_grad():
+        fake = {id(p): nn.Parameter(torch.empty(p.shape)) for p in model.parameters()}
+        for module in model.modules():
+            module._parameters.update({name: fake[id(p)] for name, p in module._parameters.items() if p is not None})
+        to_fake = lambda leaf: torch.empty(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf  # noqa: E731
+        columns = torch.utils._pytree.tree_map(to_fake, columns)
+        result = edbatch.batch(model, stack=case.stack)(*columns)
+    leaves = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+    assert leaves
+    assert all(t.device.type == "cuda" for t in leaves)
+
