@@ -21,7 +21,8 @@ BINARY = [
 ]  # fmt: skip
 WEIGHTED = [
     lambda w, b, x: w @ x + b, lambda w, b, x: x @ w, lambda w, b, x: nn.functional.linear(x, w, b),
-    lambda w, b, x: x * b, lambda w, b, x: nn.functional.layer_norm(x, (SIZE,), b, b), lambda w, b, x: w[1] + x * w[0, 0],
+    lambda w, b, x: x * b, lambda w, b, x: nn.functional.layer_norm(x, (SIZE,), b, b),
+    lambda w, b, x: w[1] + x * w[0, 0],
     lambda w, b, x: (w.t() @ w) @ x, lambda w, b, x: torch.einsum("i,ij->j", x, w * 0.5), lambda w, b, x: x.dot(b) * x,
 ]  # fmt: skip
 

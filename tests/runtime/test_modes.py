@@ -170,3 +170,21 @@ def test_fake_cuda(case, without_device_guard):
     assert leaves
     assert all(t.device.type == "cuda" for t in leaves)
 
+
+
+def test_sampling_from_generators():
+    probabilities = torch.rand(4, 5)
+
+    def draw(p, generator):
+        return torch.multinomial(p, 2, generator=generator), torch.bernoulli(p, generator=generator)
+
+    def generators():
+        return [torch.Generator().manual_seed(i) for i in range(4)]
+
+    batched = edbatch.batch(draw)
+    for a, b in zip(batched(probabilities, generators()), batched.one_by_one(probabilities, generators()), strict=True):
+        assert torch.equal(a, b)
+    assert "generator" in batched.stats.types[0].runs_alone
+    without = edbatch.batch(lambda p: torch.multinomial(p, 2))(probabilities)
+    assert without.shape == (4, 2)
+    assert (without[:, 0] != without[:, 1]).all()

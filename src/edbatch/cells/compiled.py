@@ -16,7 +16,8 @@ import torch.utils._pytree as pytree
 
 from edbatch.cells.body import Body, live_values
 from edbatch.cells.capture import capture
-from edbatch.cells.emit import Emitted, Program, emit
+from edbatch.cells.emit import emit
+from edbatch.cells.program import Emitted, Program
 from edbatch.cells.simplify import simplify
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.verify import Verification

@@ -39,8 +39,8 @@ class _Calls:
 
 
 def _example(spec: Spec, lead: tuple[int, ...]) -> Tensor:
-    """Something to run a cell on while no value exists yet. Not zeros: a loop until a norm is reached would not end."""
-    return spec.empty(*lead).normal_() if spec.is_float else spec.empty(*lead).zero_()
+    """Something to run a cell on while no value exists yet. Positive: probabilities must be, and loops from 0 might not end."""
+    return spec.empty(*lead).uniform_(0.1, 1.0) if spec.is_float else spec.empty(*lead).zero_()
 
 
 class EagerKernel:

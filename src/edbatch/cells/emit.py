@@ -8,42 +8,20 @@ memory of an operand that dies with it; temporaries are dropped at their last us
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from edbatch.cells.body import Body, Op, Val, find_vals
 from edbatch.cells.code import Code, Mapped
+from edbatch.cells.program import Emitted, Program
 from edbatch.cells.rules import VIEWS, batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
 Form = tuple[Any, ...]
-
-
-@dataclass(frozen=True)
-class Program:
-    """`inputs`: value -> (expression, its shape if not the value's own). `dests`: value -> the buffer it must end
-    in. `sums`: (key, value) added up over rows."""
-
-    name: str
-    parameters: str
-    inputs: Mapping[int, tuple[str, tuple[int, ...] | None]]
-    ops: tuple[int, ...]
-    dests: Mapping[str, Val] = field(default_factory=dict)
-    sums: tuple[tuple[int, Val], ...] = ()
-    returns: tuple[Val | None, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Emitted:
-    """A program as Python; `rehearsal` is the same code for tensors on the meta device, which have no data."""
-
-    function: Callable[..., Any]
-    rehearsal: Callable[..., Any]
-    source: str
 
 
 def emit(body: Body, program: Program) -> Emitted:

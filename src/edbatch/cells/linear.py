@@ -45,8 +45,8 @@ JOINT = {aten.add.Tensor, aten.sub.Tensor, aten.cat.default}  # linear in all te
 def without_tangents(draft: Draft, body: Body, absent: set[int]) -> list[Val | None]:
     """Adds to the draft what becomes of the body's ops when some tangents are zero.
 
-    Returns each value's successor; None is zero. What does not depend on the absent tangents stays as it is (a random op
-    must not be drawn again).
+    Returns each value's successor; None is zero. What does not depend on the absent tangents stays as it is (a
+    random op must not be drawn again).
     """
     now: list[Val | None] = [None if i in absent else Val(i) for i in range(body.num_inputs)]
     for index, op in enumerate(body.ops, body.num_inputs):

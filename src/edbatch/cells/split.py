@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from edbatch.cells.body import Body, Draft, Val, live_values
-from edbatch.cells.emit import Program
 from edbatch.cells.linear import EMBED, SPARSE, Summing, without_tangents
+from edbatch.cells.program import Program
 from edbatch.cells.rules import VIEWS
 from edbatch.spec import Spec
 
@@ -98,7 +98,8 @@ def _programs(body: Body, row_grads: list[Val | None], totals: list[Val | None],
                 outs | {f"saved[{k}]": v for k, v in enumerate(saved)}),
         Program("backward", "B, rows, outs, saved, pro, out_grads, deferred, sums", backward_inputs, backward_ops,
                 {f"deferred[{k}]": v for k, v in enumerate(deferred)}, tuple(enumerate(sums)), tuple(row_grads)),
-        Program("finish", "B, rows, outs, saved, deferred, pro, sums", finish_inputs, finish_ops, returns=tuple(totals)),
+        Program("finish", "B, rows, outs, saved, deferred, pro, sums", finish_inputs, finish_ops,
+                returns=tuple(totals)),
         tuple(body.spec(v) for v in saved),
         tuple(body.spec(v) for v in deferred),
     )  # fmt: skip

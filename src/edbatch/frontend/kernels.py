@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import nn
 
-from edbatch.cells.compiled import compile_cell
 from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import CaptureError, RecordingError
@@ -24,6 +23,7 @@ from edbatch.spec import Spec
 
 SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
 MAX_STATES = 8  # states of a cell (train, eval, …) whose kernels are kept
+MAX_KERNELS = 1000  # signatures of a cell in one state
 
 
 class Context(NamedTuple):
@@ -66,6 +66,14 @@ class KernelCache:
             self._names = {module: path for path, module in self._root.named_modules(remove_duplicate=False)}
         return self._names.get(target) or type(target).__name__
 
+    def name_of_tensor(self, tensor: torch.Tensor) -> str:
+        """A parameter's or buffer's path, or its spec when it is the user's own."""
+        if self._root is not None:
+            for path, own in (*self._root.named_parameters(), *self._root.named_buffers()):
+                if own is tensor:
+                    return path
+        return repr(Spec.of(tensor))
+
     def cell(self, target: Any) -> Cell | None:
         """How a callable is marked and in which state it is; None when a call of it is not one node."""
         options = options_of(target)
@@ -85,9 +93,10 @@ class KernelCache:
         return Cell(options, static, state, any(map(_has_hooks, modules)), tuple(target.parameters()))
 
     def kernel(
-        self, function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], key: Hashable, target: Any, cell: Cell | None
-    ) -> Kernel:
-        """The kernel of a signature, captured when it is new."""
+        self, function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], key: Hashable, target: Any,
+        cell: Cell | None, alone: str | None = None,
+    ) -> Kernel:  # fmt: skip
+        """The kernel of a signature, captured when it is new; with a reason `alone`, one that runs one by one."""
         with self._lock:
             states = self._kernels.setdefault(target, {})
             state = cell.state if cell is not None else ()
@@ -97,15 +106,19 @@ class KernelCache:
                 del states[next(iter(states))]
             found = kernels.get(key)
             if found is None:
-                found = kernels[key] = _capture(function, rows, shared, cell, self.name_of(target))
+                if len(kernels) >= MAX_KERNELS:
+                    del kernels[next(iter(kernels))]
+                found = kernels[key] = _capture(function, rows, shared, cell, self.name_of(target), alone)
             return found
 
 
 def _capture(
-    function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], cell: Cell | None, name: str
+    function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], cell: Cell | None, name: str, alone: str | None
 ) -> Kernel:
-    reason = None
-    if cell is None or not (cell.options.batched or cell.has_hooks):
+    from edbatch.cells.compiled import compile_cell  # at first use: it costs as much to import as all the rest
+
+    reason = alone
+    if reason is None and (cell is None or not (cell.options.batched or cell.has_hooks)):
         try:
             return compile_cell(function, rows, shared, name=name)
         except CaptureError as error:
@@ -113,7 +126,7 @@ def _capture(
         except RuntimeError:
             function(*[spec.empty().zero_() for spec in (*rows, *shared)])  # torch's own message says more than the capture's
             raise
-    elif cell.has_hooks:
+    elif cell is not None and cell.has_hooks:
         reason = "a module of the cell has hooks, which must see every call"
     parameters = cell.parameters if cell is not None else ()
     return EagerKernel(function, rows, shared, parameters=parameters, reason=reason, grad=Context.current().grad)

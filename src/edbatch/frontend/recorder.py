@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +128,9 @@ class Recorder:
         found = entries.get(key)
         if found is None:
             node_type = make()
+            same = sum(t.name == node_type.name or t.name.startswith(f"{node_type.name} #") for t in self.node_types)
+            if same:  # e.g. another grad mode, or other parameters: types are told apart by their names
+                node_type = replace(node_type, name=f"{node_type.name} #{same + 1}")
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
             entries[key] = found
@@ -168,7 +172,8 @@ class Recorder:
         rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
         run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
         kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
-        name = f"{self.kernels.name_of(target)}({', '.join(map(repr, rows))})"
+        operands = [*map(repr, rows), *[self.kernels.name_of_tensor(t) for t in parts.shared]]
+        name = f"{self.kernels.name_of(target)}({', '.join(operands)})"
         per_row = (parts.is_row_wise,) * len(kernel.outputs)
         return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
 
@@ -177,11 +182,15 @@ class Recorder:
         places = {id(t): i for i, t in enumerate(parts.shared)}
         lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
         shared = tuple(Spec.of(t) for t in parts.shared)
+        alone = "it draws from a generator of its own, row by row" if parts.generators else None
         previous, active.recorder, self.suspended = active.recorder, None, True
+        states = [generator.get_state() for generator in parts.generators]
         try:
-            return self.kernels.kernel(function, rows, shared, (lasting, rows, shared, self.context), target, cell)
+            return self.kernels.kernel(function, rows, shared, (lasting, rows, shared, self.context), target, cell, alone)
         finally:
             active.recorder, self.suspended = previous, False
+            for generator, state in zip(parts.generators, states, strict=True):
+                generator.set_state(state)
 
     # ---- torch functions
 

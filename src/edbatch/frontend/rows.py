@@ -203,7 +203,8 @@ def _sum(recorder: Recorder, rows: Rows) -> Any:
     spec = rows.kind.spec
 
     def make() -> NodeType:
-        return NodeType(f"sum({spec})", copy_kernel(spec, grad=recorder.context.grad), (slot,), (spec,), (), (False,))
+        name = f"sum({spec})" if slot is Slot.SUM else f"sum of rows({spec})"
+        return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (slot,), (spec,), (), (False,))
 
     slot, flat = (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
     key = ("sum", rows.kind) if slot is Slot.SUM else ("sum of rows", rows.kind)

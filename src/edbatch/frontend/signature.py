@@ -60,6 +60,7 @@ class Parts:
         self.operands: list[Kind | Spec] = []  # a Kind: a value; a Spec: a number
         self.slots: list[Slot] = []
         self.shared: list[torch.Tensor] = []
+        self.generators: list[torch.Generator] = []
 
     def take(self, value: Any, *, static: bool = False) -> Any:
         """Take one argument apart; returns its template."""
@@ -136,6 +137,8 @@ class Parts:
                 f"an argument of type {type(value).__name__} belongs to the type of the node and must be hashable. "
                 "Pass tensors and numbers as arguments of their own, and a frozen dataclass, tuple, enum or string for the rest"
             ) from None
+        if isinstance(value, torch.Generator):
+            self.generators.append(value)
         self.key.append(value if isinstance(value, enum.Enum) else (type(value), value))
         return value
 

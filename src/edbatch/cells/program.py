@@ -1,0 +1,32 @@
+"""A program of a cell (prologue, infer, forward, backward or finish): what splitting hands to emission, and what comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from edbatch.cells.body import Val
+
+
+@dataclass(frozen=True)
+class Program:
+    """`inputs`: value -> (expression, its shape if not the value's own). `dests`: value -> the buffer it must end
+    in. `sums`: (key, value) added up over rows."""
+
+    name: str
+    parameters: str
+    inputs: Mapping[int, tuple[str, tuple[int, ...] | None]]
+    ops: tuple[int, ...]
+    dests: Mapping[str, Val] = field(default_factory=dict)
+    sums: tuple[tuple[int, Val], ...] = ()
+    returns: tuple[Val | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A program as Python; `rehearsal` is the same code for tensors on the meta device, which have no data."""
+
+    function: Callable[..., Any]
+    rehearsal: Callable[..., Any]
+    source: str
