@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-import zoo
 from torch.utils import _pytree as pytree
 
 import edbatch
+import zoo
 
 POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy"]
 case = pytest.mark.parametrize("case", zoo.CASES, ids=lambda c: c.name)
@@ -16,10 +16,14 @@ def tensors(result):
 
 
 def gradients(results, model):
-    loss = sum((r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view_as(r)).sum() for r in results if r.requires_grad)
+    loss = sum(
+        (r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view_as(r)).sum() for r in results if r.requires_grad
+    )
     parameters = [p for p in model.parameters() if p.requires_grad]
-    return [torch.zeros_like(p) if g is None else g for p, g in
-            zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)]  # fmt: skip
+    return [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(parameters, torch.autograd.grad(loss, parameters, allow_unused=True), strict=True)
+    ]
 
 
 def assert_equal(ours, theirs, rtol):

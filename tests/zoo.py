@@ -159,7 +159,11 @@ class Lattice(nn.Module):
 
 def random_lattice(rng: random.Random) -> Any:
     return [
-        (rng.randrange(3), [(i, rng.randrange(WORDS))] + [(rng.randrange(i + 1), rng.randrange(WORDS)) for _ in range(rng.randint(0, 2))])
+        (
+            rng.randrange(3),
+            [(i, rng.randrange(WORDS))]
+            + [(rng.randrange(i + 1), rng.randrange(WORDS)) for _ in range(rng.randint(0, 2))],
+        )
         for i in range(rng.randint(1, 6))
     ]
 
@@ -169,7 +173,10 @@ class Tagger(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.out = nn.Embedding(WORDS, DIM), nn.Sequential(nn.Linear(2 * DIM, DIM), nn.Tanh(), nn.Linear(DIM, 3))
+        self.embedding, self.out = (
+            nn.Embedding(WORDS, DIM),
+            nn.Sequential(nn.Linear(2 * DIM, DIM), nn.Tanh(), nn.Linear(DIM, 3)),
+        )
         self.cells = nn.ModuleList([nn.LSTMCell(DIM, DIM), nn.LSTMCell(DIM, DIM)])
         self.h0, self.c0 = nn.Parameter(torch.randn(DIM)), nn.Parameter(torch.randn(DIM))
 
@@ -191,7 +198,11 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.key, self.query, self.score = nn.Linear(DIM, DIM), nn.Parameter(torch.randn(DIM)), nn.Parameter(torch.randn(DIM))
+        self.key, self.query, self.score = (
+            nn.Linear(DIM, DIM),
+            nn.Parameter(torch.randn(DIM)),
+            nn.Parameter(torch.randn(DIM)),
+        )
 
     def forward(self, memory, query):
         rows = torch.stack([torch.tanh(x * self.query) for x in memory])
@@ -253,7 +264,11 @@ class TiedWeights(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.embedding, self.up, self.down = nn.Embedding(WORDS, DIM), edbatch.cell(nn.Linear(DIM, DIM)), edbatch.cell(nn.Linear(DIM, DIM))
+        self.embedding, self.up, self.down = (
+            nn.Embedding(WORDS, DIM),
+            edbatch.cell(nn.Linear(DIM, DIM)),
+            edbatch.cell(nn.Linear(DIM, DIM)),
+        )
         self.down.weight = self.up.weight
 
     def forward(self, words):
@@ -286,7 +301,9 @@ def _vectors(rng: random.Random) -> list[torch.Tensor]:
     return [torch.tensor([rng.gauss(0, 1) for _ in range(DIM)], dtype=torch.float64) for _ in range(rng.randint(1, 5))]
 
 
-def _examples(make: Callable[[random.Random], Any], number: int = 6) -> Callable[[random.Random], tuple[list[Any], ...]]:
+def _examples(
+    make: Callable[[random.Random], Any], number: int = 6
+) -> Callable[[random.Random], tuple[list[Any], ...]]:
     return lambda rng: ([make(rng) for _ in range(number)],)
 
 
@@ -297,12 +314,18 @@ CASES = [
     Case("lattice", Lattice, _examples(random_lattice)),
     Case("tagger", Tagger, _examples(_words), stack="cat"),
     Case("attention", Attention, lambda rng: ([_vectors(rng) for _ in range(6)], [_vectors(rng)[0] for _ in range(6)])),
-    Case("single ops", SingleOps, lambda rng: (
-        torch.stack([_vectors(rng)[0] for _ in range(6)]), [(rng.randint(0, 3), rng.random(), rng.randrange(DIM)) for _ in range(6)])),
+    Case(
+        "single ops",
+        SingleOps,
+        lambda rng: (
+            torch.stack([_vectors(rng)[0] for _ in range(6)]),
+            [(rng.randint(0, 3), rng.random(), rng.randrange(DIM)) for _ in range(6)],
+        ),
+    ),
     Case("tuple state", TupleStateModel, _examples(_words)),
     Case("tied weights", TiedWeights, _examples(_words)),
     Case("twice the same", TwiceTheSame, _examples(_words)),
-]  # fmt: skip
+]
 
 
 def make(case: Case, seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Any, tuple[Any, ...]]:

@@ -9,13 +9,13 @@ from typing import Any
 from torch import nn
 
 from edbatch.errors import BatchError
+from edbatch.explain import explain
 from edbatch.frontend.interception import one_by_one
 from edbatch.frontend.marking import active
 from edbatch.frontend.results import STACKS, Results
 from edbatch.pipeline import Pipeline, zip_columns
 from edbatch.planning import policies
 from edbatch.planning.schedule import Policy
-from edbatch.explain import explain
 from edbatch.stats import Stats
 
 
@@ -28,6 +28,8 @@ class Batched(nn.Module):
         stats: the numbers of the last call; None before the first.
     """
 
+    fn: Callable[..., Any]
+
     def __init__(self, fn: Callable[..., Any], policy: Policy, stack: bool | str):
         super().__init__()
         if isinstance(fn, nn.Module):
@@ -35,7 +37,7 @@ class Batched(nn.Module):
             for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 self.__dict__[name] = fn.__dict__[name]
             self.training = fn.training
-        self.__dict__["fn"] = fn
+        self.__dict__["fn"] = fn  # not as a submodule: its parameters are ours already
         self.policy = policy
         self.stack = stack
         self.stats: Stats | None = None
@@ -83,7 +85,9 @@ class Batched(nn.Module):
         return {**self.__dict__, "_pipeline": None, "stats": None}
 
     def extra_repr(self) -> str:
-        return f"{getattr(self.fn, '__name__', type(self.fn).__name__)}, policy={self.policy.name}, stack={self.stack!r}"
+        return (
+            f"{getattr(self.fn, '__name__', type(self.fn).__name__)}, policy={self.policy.name}, stack={self.stack!r}"
+        )
 
 
 def batch(fn: Callable[..., Any], *, policy: str | Policy = "bound-greedy", stack: bool | str = True) -> Batched:

@@ -44,8 +44,10 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     for i, (a, b) in enumerate(pairs):
         _compare(f"result {i}", a, b)
     root = getattr(function, "__self__", function)
-    parameters = {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
-    parameters |= {f"the gradient of the tensor in column {i}": c for i, c in enumerate(columns) if isinstance(c, Tensor)}
+    parameters: dict[str, Tensor] = {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
+    parameters |= {
+        f"the gradient of the tensor in column {i}": c for i, c in enumerate(columns) if isinstance(c, Tensor)
+    }
     parameters = {name: p for name, p in parameters.items() if p.requires_grad}
     wanted = [(a, b) for a, b in pairs if b.requires_grad]
     if not wanted or not parameters:
@@ -65,7 +67,9 @@ def _gradients(results: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
 
 def _compare(name: str, ours: Any, theirs: Tensor) -> None:
     if not isinstance(ours, Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
-        raise CheckError(f"{name} is {ours if not isinstance(ours, Tensor) else tuple(ours.shape)} batched and {tuple(theirs.shape)} one by one")
+        raise CheckError(
+            f"{name} is {ours if not isinstance(ours, Tensor) else tuple(ours.shape)} batched and {tuple(theirs.shape)} one by one"
+        )
     if not theirs.is_floating_point():
         same = ours == theirs
     else:
@@ -74,5 +78,7 @@ def _compare(name: str, ours: Any, theirs: Tensor) -> None:
         same = torch.isclose(ours, theirs, rtol=rtol, atol=float(rtol * max(float(scale), 1e-30)), equal_nan=True)
     if not bool(same.all()):
         at = tuple((~same).nonzero()[0].tolist())
-        raise CheckError(f"{name} differs at {list(at)}: {ours[at].item()!r} batched, {theirs[at].item()!r} one by one "
-                         f"({int((~same).sum())} of {same.numel()} entries differ)")  # fmt: skip
+        raise CheckError(
+            f"{name} differs at {list(at)}: {ours[at].item()!r} batched, {theirs[at].item()!r} one by one "
+            f"({int((~same).sum())} of {same.numel()} entries differ)"
+        )

@@ -63,7 +63,7 @@ class Pipeline:
             execution = Execution(plan, self.pool, needs)
             execution.run()
             gathered = [execution.gather(group) for group in results.groups]
-        stats = Stats.of(plan, execution, watch.seconds)
+        stats = Stats.of(plan, execution.lease.num_bytes, watch.seconds)
         if needs is None:
             execution.lease.release()
         else:
@@ -89,8 +89,10 @@ class Pipeline:
             return torch.device("cpu")
         devices = {p.device for p in self.root.parameters()}
         if len(devices) > 1:
-            raise BatchError(f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), but a mini-batch "
-                             "runs on one; move the model with model.to(device)")  # fmt: skip
+            raise BatchError(
+                f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), but a mini-batch "
+                "runs on one; move the model with model.to(device)"
+            )
         return devices.pop() if devices else torch.device("cpu")
 
     def _needs(self, plan: Plan, results: Results) -> Needs | None:
@@ -113,12 +115,16 @@ class Pipeline:
             group.needs_grad = from_outside or bool(needs.differentiable[flat].any())
         return needs if any(group.needs_grad for group in results.groups) else None
 
-    def _connect(self, execution: Execution, results: Results, gathered: list[Tensor], watch: Stopwatch) -> list[Tensor]:
+    def _connect(
+        self, execution: Execution, results: Results, gathered: list[Tensor], watch: Stopwatch
+    ) -> list[Tensor]:
         """Give the results a grad_fn that leads to everything they depend on."""
         recorded = execution.plan.recording
         tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
         if self.root is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            tensors += self.root.parameters()  # every rank must give every parameter a gradient, whatever its graphs are
+            tensors += (
+                self.root.parameters()
+            )  # every rank must give every parameter a gradient, whatever its graphs are
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
         return list(BatchedFunction.apply(execution, results.groups, gathered, watch, *inputs))  # type: ignore[no-untyped-call]
 
@@ -126,15 +132,21 @@ class Pipeline:
 def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     """The examples of a mini-batch: one value of every column each."""
     if not columns:
-        raise BatchError("a batched function needs at least one positional argument: a column with one entry per example")
+        raise BatchError(
+            "a batched function needs at least one positional argument: a column with one entry per example"
+        )
     for i, column in enumerate(columns):
         if not hasattr(column, "__len__") or isinstance(column, str | dict):
-            raise BatchError(f"positional argument {i} is a {type(column).__name__}, but positional arguments are columns, with one entry per "
-                             "example; give what all examples share by keyword")  # fmt: skip
+            raise BatchError(
+                f"positional argument {i} is a {type(column).__name__}, but positional arguments are columns, with one entry per "
+                "example; give what all examples share by keyword"
+            )
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
-        raise BatchError(f"the columns have different lengths ({', '.join(map(str, lengths))}), but need one entry per example each; give what "
-                         "all examples share by keyword")  # fmt: skip
+        raise BatchError(
+            f"the columns have different lengths ({', '.join(map(str, lengths))}), but need one entry per example each; give what "
+            "all examples share by keyword"
+        )
     if lengths[0] == 0:
         raise BatchError("the mini-batch is empty, so the shape of its results is unknown; skip empty mini-batches")
     return list(zip(*[c.unbind(0) if isinstance(c, Tensor) else c for c in columns], strict=True))

@@ -7,15 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from edbatch.planning.graph import Graph
 from edbatch.planning.layout import Slot
-
-if TYPE_CHECKING:
-    from edbatch.runtime.forward import Execution, Plan
+from edbatch.runtime.forward import Plan
 
 
 class Stopwatch:
@@ -66,7 +62,7 @@ class Stats:
         return len(self.types)
 
     @staticmethod
-    def of(plan: Plan, execution: Execution, seconds: dict[str, float]) -> Stats:
+    def of(plan: Plan, peak_bytes: int, seconds: dict[str, float]) -> Stats:
         recorded, layout = plan.recording, plan.layout
         width = layout.slot_first.shape[1]
         row_bytes = np.zeros((len(recorded.node_types), width), np.int64)
@@ -87,7 +83,7 @@ class Stats:
             views=int((layout.slot_first >= 0).sum()),
             gathers=int(gathered.sum()),
             bytes_copied=int(copied),
-            peak_bytes=execution.lease.num_bytes,
+            peak_bytes=peak_bytes,
             seconds=seconds,
             graph=plan.graph,
         )

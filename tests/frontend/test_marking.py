@@ -181,7 +181,11 @@ def test_batched_modules_are_called_once_on_stacked_rows():
     assert calls.count((5, 3)) == 1
     theirs = model.linear(X) * torch.arange(1, 6)[:, None]
     torch.testing.assert_close(ours, theirs)
-    for p, q in zip(torch.autograd.grad(ours.sum(), list(model.parameters())), torch.autograd.grad(theirs.sum(), list(model.parameters())), strict=True):
+    for p, q in zip(
+        torch.autograd.grad(ours.sum(), list(model.parameters())),
+        torch.autograd.grad(theirs.sum(), list(model.parameters())),
+        strict=True,
+    ):
         torch.testing.assert_close(p, q)
 
 

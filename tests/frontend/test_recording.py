@@ -75,7 +75,9 @@ def test_an_integer_index_is_data():
 
 def test_numbers_in_arithmetic_are_data():
     batched = edbatch.batch(lambda x, w: x * w)
-    torch.testing.assert_close(batched(X, [0.1, 0.2, 0.3, 0.4]), X * torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)[:, None])
+    torch.testing.assert_close(
+        batched(X, [0.1, 0.2, 0.3, 0.4]), X * torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)[:, None]
+    )
     assert batched.stats.num_types == 1
     halves = X.to(torch.bfloat16)
     assert batched(halves, [1.5] * 4).dtype == torch.bfloat16
@@ -113,7 +115,9 @@ def test_sums_are_n_ary():
 
     for function in (running, sum, lambda xs: torch.stack(xs).sum(0)):
         batched = edbatch.batch(lambda x, n, function=function: function([x * i for i in range(n)]))
-        torch.testing.assert_close(batched(X, [1, 2, 3, 4]), torch.stack([x * k for x, k in zip(X, [0, 1, 3, 6], strict=True)]))
+        torch.testing.assert_close(
+            batched(X, [1, 2, 3, 4]), torch.stack([x * k for x, k in zip(X, [0, 1, 3, 6], strict=True)])
+        )
         assert [t.num_batches for t in batched.stats.types] == [1, 1]
     empty = edbatch.batch(lambda x: sum([]) + x)  # Python's empty sum is 0
     assert torch.equal(empty(X), X)
@@ -251,7 +255,14 @@ def test_other_functions_of_rows_are_typed_by_length():
     def function(xs):
         rows = torch.stack([x * 2 for x in xs])
         weights = (rows @ xs[0]).softmax(0)
-        return rows.flatten()[-1], rows.std(), torch.sort(weights).values[0], rows[0], rows[-1, 2], torch.cat([rows, rows]).sum()
+        return (
+            rows.flatten()[-1],
+            rows.std(),
+            torch.sort(weights).values[0],
+            rows[0],
+            rows[-1, 2],
+            torch.cat([rows, rows]).sum(),
+        )
 
     lists = [list(X[:n]) for n in (2, 3, 2, 4)]
     edbatch.check(function, lists)
@@ -271,7 +282,9 @@ def test_nested_batch():
 
 def test_a_batched_call_inside_a_cell_or_of_plain_tensors_works():
     inner = edbatch.batch(lambda x: x * 2)
-    torch.testing.assert_close(edbatch.batch(lambda x: x + inner(torch.ones(3, 6, dtype=torch.float64)).sum(0))(X), X + 6)
+    torch.testing.assert_close(
+        edbatch.batch(lambda x: x + inner(torch.ones(3, 6, dtype=torch.float64)).sum(0))(X), X + 6
+    )
 
 
 def test_threads():

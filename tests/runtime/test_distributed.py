@@ -6,11 +6,13 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-import zoo
 
 import edbatch
+import zoo
 
-TREES = [zoo.random_tree(random.Random(seed), size) for seed, size in enumerate([1, 1, 1, 1, 7, 6, 5, 4])]  # rank 0 has only leaves
+TREES = [
+    zoo.random_tree(random.Random(seed), size) for seed, size in enumerate([1, 1, 1, 1, 7, 6, 5, 4])
+]  # rank 0 has only leaves
 
 
 def losses(outputs):

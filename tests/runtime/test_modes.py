@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-import zoo
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import edbatch
+import zoo
 
 X = torch.randn(6, 4)
 
@@ -169,7 +169,6 @@ def test_fake_cuda(case, without_device_guard):
     leaves = [t for t in torch.utils._pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
     assert leaves
     assert all(t.device.type == "cuda" for t in leaves)
-
 
 
 def test_sampling_from_generators():

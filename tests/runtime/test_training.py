@@ -5,10 +5,10 @@ import gc
 
 import pytest
 import torch
-import zoo
 from torch import nn
 
 import edbatch
+import zoo
 
 TREES = zoo.make(zoo.CASES[0])[1][0]
 
@@ -142,7 +142,9 @@ def test_hooks_on_parameters_and_results():
     [h.remove() for h in handles]
 
 
-@pytest.mark.parametrize("options", [{}, {"padding_idx": 2}, {"sparse": True}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{}, {"padding_idx": 2}, {"sparse": True}, {"scale_grad_by_freq": True}, {"max_norm": 0.5}]
+)
 def test_embeddings(options):
     table = nn.Embedding(5, 3, **options).double()
     batched = edbatch.batch(lambda words: sum(table(w) * (i + 1) for i, w in enumerate(words)))

@@ -69,7 +69,9 @@ class EagerKernel:
         self._is_value = [isinstance(leaf, Tensor) for leaf in leaves]
         values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         if reason is None and any(v.dim() == 0 or v.shape[0] != 2 for v in values):
-            raise RecordingError("a cell marked batched=True must return tensors whose first dimension is that of its operands")
+            raise RecordingError(
+                "a cell marked batched=True must return tensors whose first dimension is that of its operands"
+            )
         self.outputs = tuple(Spec(tuple(v.shape[len(lead) :]), v.dtype, v.device) for v in values)
         known = {id(p): p for p in parameters if p.requires_grad}
         self.bound: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
@@ -77,7 +79,8 @@ class EagerKernel:
     def unflatten(self, values: Sequence[Any]) -> Any:
         fresh = iter(values)
         return pytree.tree_unflatten(
-            [next(fresh) if is_value else leaf for leaf, is_value in zip(self._leaves, self._is_value, strict=True)], self._tree
+            [next(fresh) if is_value else leaf for leaf, is_value in zip(self._leaves, self._is_value, strict=True)],
+            self._tree,
         )
 
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
@@ -87,13 +90,17 @@ class EagerKernel:
     def prologue(self, shared: Sequence[Tensor]) -> _Calls:
         return _Calls(shared)
 
-    def call(self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any) -> list[Tensor]:
+    def call(
+        self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any
+    ) -> list[Tensor]:
         result = self.function(*rows, *shared[: len(shared) - len(self.bound)])
         values = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         for value, spec, out in zip(values, self.outputs, outs, strict=True):
             if value.shape != out[place].shape or value.dtype != spec.dtype:
-                raise BatchError(f"a cell that runs one by one gave {Spec.of(value)} where it gave {spec} before; its results must "
-                                 "have the same shapes and dtypes for operands of the same shapes")  # fmt: skip
+                raise BatchError(
+                    f"a cell that runs one by one gave {Spec.of(value)} where it gave {spec} before; its results must "
+                    "have the same shapes and dtypes for operands of the same shapes"
+                )
             out[place].copy_(value.detach())
         return values
 
@@ -125,16 +132,22 @@ class EagerTraining:
         allowed = {id(t) for t in pro.shared}
         for place in self.kernel.places(B):
             with torch.enable_grad(), _Touched() as touched:
-                operands = [row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)]  # arenas change
+                operands = [
+                    row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)
+                ]  # arenas change
                 allowed.update(map(id, operands))
                 values = self.kernel.call(operands, pro.shared, outs, place)
             if any(key not in allowed for key in touched.tensors):
-                raise RecordingError("a cell that runs one by one used a parameter that it had not used before and that is not "
-                                     "registered in it; make the cell an nn.Module that owns its parameters")  # fmt: skip
+                raise RecordingError(
+                    "a cell that runs one by one used a parameter that it had not used before and that is not "
+                    "registered in it; make the cell an nn.Module that owns its parameters"
+                )
             graphs.append((operands, values))
         pro.graphs.append(graphs)
 
-    def backward(self, B: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any) -> Any:
+    def backward(
+        self, B: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any
+    ) -> Any:
         at = sums["batch"] = sums.get("batch", len(pro.graphs)) - 1
         places = self.kernel.places(B)
         need = [i for i, needed in enumerate(self.need_rows) if needed]
@@ -157,5 +170,7 @@ class EagerTraining:
         join = torch.stack if self.kernel.reason is not None else lambda grads: grads[0]
         return [join(grads) if grads else None for grads in total]
 
-    def finish(self, N: int, rows: Any, outs: Any, saved: Any, deferred: Any, pro: _Calls, sums: Any) -> list[Tensor | None]:
+    def finish(
+        self, N: int, rows: Any, outs: Any, saved: Any, deferred: Any, pro: _Calls, sums: Any
+    ) -> list[Tensor | None]:
         return [sums.get(id(t)) if need else None for t, need in zip(pro.shared, self.need_shared, strict=True)]

@@ -1,4 +1,4 @@
-"""A program of a cell (prologue, infer, forward, backward or finish): what splitting hands to emission, and what comes back."""
+"""A program of a cell (prologue, infer, forward, backward, finish): what splitting hands to emission and what comes back."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ from edbatch.cells.body import Val
 
 @dataclass(frozen=True)
 class Program:
-    """`inputs`: value -> (expression, its shape if not the value's own). `dests`: value -> the buffer it must end
-    in. `sums`: (key, value) added up over rows."""
+    """Which ops run, in order, and what surrounds them.
+
+    `inputs`: value -> (expression, its shape if not the value's own). `dests`: buffer -> the value that must end in it.
+    `sums`: (key, value) pairs to add up over rows.
+    """
 
     name: str
     parameters: str

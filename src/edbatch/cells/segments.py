@@ -22,7 +22,7 @@ class RowTraining:
     """The training form of a kernel without parameters: nothing saved, nothing deferred."""
 
     run: Callable[[Any, Any], None]
-    gradient: Callable[[Any, Any, Any], Tensor | None]
+    gradient: Callable[[Any, Any, Any], Any]
     num_slots: int
     num_outputs: int
 
@@ -48,7 +48,9 @@ class RowTraining:
     def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None:
         self.run(rows, outs)
 
-    def backward(self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any) -> Any:
+    def backward(
+        self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
+    ) -> Any:
         return (self.gradient(rows, outs, out_grads), *[None] * (self.num_slots - 1))
 
     def finish(self, *_: Any) -> tuple[()]:
@@ -62,14 +64,14 @@ class SegmentKernel:
     name: str
     outputs: tuple[Spec, ...]
     run: Callable[[Any, Any], None]
-    gradient: Callable[[Any, Any, Any], Tensor | None]
+    gradient: Callable[[Any, Any, Any], Any]
     num_slots: int = 2
     grad: bool = True
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
 
     def unflatten(self, values: Sequence[Any]) -> Any:
-        return torch.return_types.max(values) if self.name == "max" else values[0]
+        return torch.return_types.max(values) if self.name == "max" else values[0]  # type: ignore[arg-type]
 
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         return tuple(self.grad and need_rows[0] and spec.is_float for spec in self.outputs)
@@ -121,7 +123,7 @@ def _amax(rows: Any, outs: Any) -> None:
     outs[0].copy_(_reduce(x, segment_ids(rows), offsets.shape[0] - 1, "amax"))
 
 
-def _amax_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+def _amax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     ids = segment_ids(rows)
     hit = (rows[0] == outs[0].index_select(0, ids)).to(grads[0].dtype)
     share = grads[0] / torch.zeros_like(grads[0]).index_add_(0, ids, hit)
@@ -145,7 +147,7 @@ def _max(rows: Any, outs: Any) -> None:
     outs[1].copy_(_reduce(place, ids, offsets.shape[0] - 1, "amin"))
 
 
-def _max_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+def _max_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     ids = segment_ids(rows)
     hit = _local(rows, ids) == outs[1].index_select(0, ids)
     return torch.where(hit, grads[0].index_select(0, ids), 0.0)
@@ -164,7 +166,7 @@ def _logsumexp(rows: Any, outs: Any) -> None:
     outs[0].copy_(_lse(rows)[0])
 
 
-def _logsumexp_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+def _logsumexp_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     ids = segment_ids(rows)
     share = (rows[0] - outs[0].index_select(0, ids)).exp_()
     return share.mul_(grads[0].index_select(0, ids))
@@ -175,14 +177,14 @@ def _softmax(rows: Any, outs: Any) -> None:
     torch.exp(rows[0] - total.index_select(0, ids), out=outs[0])
 
 
-def _softmax_gradient(rows: Any, outs: Any, grads: Any) -> Tensor:
+def _softmax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     ids = segment_ids(rows)
     weighted = grads[0] * outs[0]
     total = weighted.new_zeros(rows[1].shape[0] - 1, *weighted.shape[1:]).index_add_(0, ids, weighted)
     return weighted.sub_(outs[0] * total.index_select(0, ids))
 
 
-_TABLE: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], Tensor]]] = {
+_TABLE: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], Any]]] = {
     "amax": (_amax, _amax_gradient),
     "max": (_max, _max_gradient),
     "logsumexp": (_logsumexp, _logsumexp_gradient),

@@ -224,8 +224,8 @@ _NO_PROMOTION = (aten.masked_fill.Scalar, aten._to_copy.default, aten.copy.defau
 _REWRITES: dict[Any, Callable[[Draft, Op], Val | None] | Rewrite] = {
     **dict.fromkeys((aten.clone.default, aten.alias.default, aten.detach.default, aten.lift_fresh_copy.default), _same),
     **dict.fromkeys((aten.lift_fresh.default, aten.contiguous.default, aten.resolve_conj.default), _same),
-    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.reshape.default), _view),
-    **dict.fromkeys((aten.flatten.using_ints, aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default), _view),
+    **dict.fromkeys((aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.squeeze.dims), _view),
+    **dict.fromkeys((aten.flatten.using_ints, aten.squeeze.default, aten.squeeze.dim, aten.unsqueeze.default), _view),
     aten._to_copy.default: _to_copy, aten.permute.default: _permute, aten.t.default: _t, aten.transpose.int: _transpose,
     aten.expand.default: _expand, operator.getitem: _item, aten.slice.Tensor: _slice, aten.bmm.default: _bmm,
     aten.masked_fill.Tensor: _masked_fill, aten.sum.dim_IntList: _sum, aten.cat.default: _cat,

@@ -112,7 +112,7 @@ class _Patches:
                 for cls, name, _, new in self._replacements:
                     setattr(cls, name, new)
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *exception: Any) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
@@ -120,9 +120,9 @@ class _Patches:
                     setattr(cls, name, old)
 
 
+_CONTEXTS = [(cls, name) for cls in (torch.autocast, torch.inference_mode) for name in ("__enter__", "__exit__")]
 _RECORDING = _Patches(
-    [(nn.Module, "__call__", call_module)]
-    + [(cls, name, _refreshing(getattr(cls, name))) for cls in (torch.autocast, torch.inference_mode) for name in ("__enter__", "__exit__")]
+    [(nn.Module, "__call__", call_module), *[(cls, name, _refreshing(getattr(cls, name))) for cls, name in _CONTEXTS]]
 )
 
 

@@ -93,9 +93,15 @@ class KernelCache:
         return Cell(options, static, state, any(map(_has_hooks, modules)), tuple(target.parameters()))
 
     def kernel(
-        self, function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], key: Hashable, target: Any,
-        cell: Cell | None, alone: str | None = None,
-    ) -> Kernel:  # fmt: skip
+        self,
+        function: Callable[..., Any],
+        rows: tuple[Spec, ...],
+        shared: tuple[Spec, ...],
+        key: Hashable,
+        target: Any,
+        cell: Cell | None,
+        alone: str | None = None,
+    ) -> Kernel:
         """The kernel of a signature, captured when it is new; with a reason `alone`, one that runs one by one."""
         with self._lock:
             states = self._kernels.setdefault(target, {})
@@ -113,7 +119,12 @@ class KernelCache:
 
 
 def _capture(
-    function: Callable[..., Any], rows: tuple[Spec, ...], shared: tuple[Spec, ...], cell: Cell | None, name: str, alone: str | None
+    function: Callable[..., Any],
+    rows: tuple[Spec, ...],
+    shared: tuple[Spec, ...],
+    cell: Cell | None,
+    name: str,
+    alone: str | None,
 ) -> Kernel:
     from edbatch.cells.compiled import compile_cell  # at first use: it costs as much to import as all the rest
 
@@ -124,7 +135,9 @@ def _capture(
         except CaptureError as error:
             reason = str(error)
         except RuntimeError:
-            function(*[spec.empty().zero_() for spec in (*rows, *shared)])  # torch's own message says more than the capture's
+            function(
+                *[spec.empty().zero_() for spec in (*rows, *shared)]
+            )  # torch's own message says more than the capture's
             raise
     elif cell is not None and cell.has_hooks:
         reason = "a module of the cell has hooks, which must see every call"

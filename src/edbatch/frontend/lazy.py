@@ -36,8 +36,9 @@ class Lazy:
     """A value that will exist once the whole mini-batch has been recorded."""
 
     __slots__ = ("kind", "ref")
+    ref: Any  # an int; of a Rows or PendingSum that is not recorded yet, what their own docstrings say
 
-    def __init__(self, ref: int, kind: Kind):
+    def __init__(self, ref: Any, kind: Kind):
         self.ref = ref
         self.kind = kind
 
@@ -123,7 +124,9 @@ class Lazy:
         return f"{type(self).__name__}({self.kind.spec})"
 
     def __reduce__(self) -> Any:
-        raise TypeError("a lazy value lives only inside its batched call and cannot be pickled or copied; return it instead")
+        raise TypeError(
+            "a lazy value lives only inside its batched call and cannot be pickled or copied; return it instead"
+        )
 
 
 class Rows(Lazy):
@@ -133,7 +136,7 @@ class Rows(Lazy):
     elements: list[Lazy] | None
 
     def __init__(self, ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None):
-        self.ref = ref  # type: ignore[assignment]
+        self.ref = ref
         self.kind = kind
         self.length = length
         self.elements = elements
@@ -194,6 +197,6 @@ def _unary(name: str, function: Callable[[Any], Any]) -> None:
 for _name in ("sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
     _binary(_name, getattr(operator, f"__{_name}__"))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    setattr(Lazy, f"__{_name}__", lambda self, other, f=getattr(operator, _name): self.kind.recorder.torch_function(f, (self, other), {}))
+    _binary(_name, getattr(operator, _name))
 for _name in ("neg", "pos", "abs", "invert"):
     _unary(_name, getattr(operator, f"__{_name}__"))

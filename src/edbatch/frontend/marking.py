@@ -24,8 +24,23 @@ if TYPE_CHECKING:
 MARK = "_edbatch_cell"
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
 # Modules that treat the rows of a [n, …] input alike: on stacked rows they run row by row, whatever n is.
-ROW_WISE = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.Identity, nn.Dropout, nn.ReLU, nn.Tanh, nn.Sigmoid, nn.GELU, nn.SiLU, nn.ELU,
-            nn.LeakyReLU, nn.Softplus, nn.Hardtanh, nn.LogSigmoid)  # fmt: skip
+ROW_WISE = (
+    nn.Linear,
+    nn.Embedding,
+    nn.LayerNorm,
+    nn.Identity,
+    nn.Dropout,
+    nn.ReLU,
+    nn.Tanh,
+    nn.Sigmoid,
+    nn.GELU,
+    nn.SiLU,
+    nn.ELU,
+    nn.LeakyReLU,
+    nn.Softplus,
+    nn.Hardtanh,
+    nn.LogSigmoid,
+)
 
 
 class _Active(threading.local):
@@ -120,7 +135,7 @@ def options_of(target: Any) -> CellOptions | None:
     """How a callable is marked, or None when a call of it is not one node."""
     if isinstance(target, CellFunction):
         return target.options
-    marked = target.__dict__.get(MARK)
+    marked: CellOptions | None = target.__dict__.get(MARK)
     if marked is not None or not is_leaf(target):
         return marked
     return CellOptions()

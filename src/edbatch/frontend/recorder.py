@@ -22,15 +22,31 @@ from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows
 from edbatch.frontend.marking import active, is_row_wise
 from edbatch.frontend.recording import NodeType, Recording
-from edbatch.frontend.signature import Parts, calling
+from edbatch.frontend.signature import Parts, calling, float_bits
 from edbatch.planning.layout import REF
 from edbatch.spec import Spec
 
 ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
-ARITHMETIC = ADD | {operator.sub, operator.mul, operator.truediv, torch.sub, torch.mul, torch.div, torch.Tensor.sub,
-                    torch.Tensor.mul, torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__,
-                    torch.Tensor.__radd__, torch.Tensor.__rmul__, torch.Tensor.__rsub__}  # fmt: skip
-IN_PLACE_OPERATORS = {f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")}
+ARITHMETIC = ADD | {
+    operator.sub,
+    operator.mul,
+    operator.truediv,
+    torch.sub,
+    torch.mul,
+    torch.div,
+    torch.Tensor.sub,
+    torch.Tensor.mul,
+    torch.Tensor.div,
+    torch.Tensor.__sub__,
+    torch.Tensor.__mul__,
+    torch.Tensor.__truediv__,
+    torch.Tensor.__radd__,
+    torch.Tensor.__rmul__,
+    torch.Tensor.__rsub__,
+}
+IN_PLACE_OPERATORS = {
+    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
+}
 module_call = nn.Module.__call__
 
 
@@ -100,11 +116,13 @@ class Recorder:
         """Close the recording: its lazy values can be used no more."""
         self.is_open = False
         outside = tuple(tensor for tensor, _ in self._outside.values())
-        return Recording(np.array(self.types, dtype=np.int64), np.array(self.args, dtype=np.int64), tuple(self.node_types), outside)
+        return Recording(
+            np.array(self.types, dtype=np.int64), np.array(self.args, dtype=np.int64), tuple(self.node_types), outside
+        )
 
     # ---- values
 
-    def resolve(self, value: Lazy) -> Lazy:
+    def resolve(self, value: Lazy) -> Any:
         """A value with a reference: pending sums are recorded now, rows become a value of fixed length."""
         if value.kind.recorder is not self or not self.is_open:
             raise leaked(value)
@@ -155,7 +173,9 @@ class Recorder:
         length = next(a.length for a in args if type(a) is Rows)
         return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
 
-    def _record(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None = None, length: int | None = None) -> Any:
+    def _record(
+        self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None = None, length: int | None = None
+    ) -> Any:
         parts.key.append(target)
         static = cell.static if cell is not None else frozenset()
         args_template = tuple([parts.take(a, static=i in static) for i, a in enumerate(args)])
@@ -177,7 +197,9 @@ class Recorder:
         per_row = (parts.is_row_wise,) * len(kernel.outputs)
         return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
 
-    def compile(self, function: Callable[..., Any], parts: Parts, rows: tuple[Spec, ...], target: Any, cell: Cell | None) -> Kernel:
+    def compile(
+        self, function: Callable[..., Any], parts: Parts, rows: tuple[Spec, ...], target: Any, cell: Cell | None
+    ) -> Kernel:
         """The kernel of a signature, from the cache of earlier calls or captured now."""
         places = {id(t): i for i, t in enumerate(parts.shared)}
         lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
@@ -186,7 +208,9 @@ class Recorder:
         previous, active.recorder, self.suspended = active.recorder, None, True
         states = [generator.get_state() for generator in parts.generators]
         try:
-            return self.kernels.kernel(function, rows, shared, (lasting, rows, shared, self.context), target, cell, alone)
+            return self.kernels.kernel(
+                function, rows, shared, (lasting, rows, shared, self.context), target, cell, alone
+            )
         finally:
             active.recorder, self.suspended = previous, False
             for generator, state in zip(parts.generators, states, strict=True):
@@ -201,9 +225,13 @@ class Recorder:
 
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a torch function, operator or method while recording."""
-        if not self.is_open:
-            raise leaked(next(v for v in flatten(args, kwargs) if isinstance(v, Lazy)))
+        if not kwargs:
+            found = self._known(func, args)
+            if found is not None:
+                return found
         leaves = flatten(args, kwargs)
+        if not self.is_open:
+            raise leaked(next(v for v in leaves if isinstance(v, Lazy)))
         if not any(isinstance(v, Lazy) for v in leaves):
             return self._without_lazy(func, args, kwargs, leaves)
         if func in ADD and len(args) == 2 and not kwargs and (total := rows_of_values.add(self, *args)) is not None:
@@ -215,6 +243,27 @@ class Recorder:
                 return result
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
         return self._record(func, args, kwargs, Parts(self, number_like=like))
+
+    def _known(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """A call of a signature that this recording has seen, by a short cut; the key must be the one that `Parts` builds."""
+        key: list[Any] = [func]
+        flat = []
+        for a in args:
+            kind = type(a)
+            if kind is Lazy:
+                key.append(a.kind)
+                flat.append(a.ref)
+            elif kind is nn.Parameter:
+                key.append(id(a))
+            elif kind is not int and kind is not float:
+                return None
+            elif func in ARITHMETIC:
+                key.append(kind)
+                flat.append(a if kind is int else float_bits(a))
+            else:
+                key.append((kind, a))
+        entry = self.entries.get(tuple(key))
+        return None if entry is None or not self.is_open else self.add(entry, flat)
 
     def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
@@ -253,10 +302,11 @@ class Recorder:
         value = self.resolve(value)
         if not any(type(i) is int or isinstance(i, Lazy) for i in index):
             return self._record(operator.getitem, (value, key), {}, Parts(self))
-        if any(isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and (i.shape or i.dtype is torch.bool)) for i in index):
+        if any(
+            isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and (i.shape or i.dtype is torch.bool)) for i in index
+        ):
             return self._record(operator.getitem, (value, key), {}, Parts(self))
-        index = _in_bounds(index, value.shape)
-        return self._record(take_items, (value, *index), {}, Parts(self, is_cell=True))
+        return self._record(take_items, (value, *_in_bounds(index, value.shape)), {}, Parts(self, is_cell=True))
 
 
 def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
@@ -309,17 +359,25 @@ def is_in_place(func: Callable[..., Any]) -> bool:
     name = getattr(func, "__name__", "")
     if getattr(func, "__module__", None) == "_operator":  # and_, or_
         return False
-    return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__")) or name in IN_PLACE_OPERATORS
+    return (
+        name in ("__setitem__", "__set__")
+        or (name.endswith("_") and not name.endswith("__"))
+        or name in IN_PLACE_OPERATORS
+    )
 
 
 def _refuse_in_place(func: Callable[..., Any], kwargs: Any) -> None:
     name = getattr(func, "__name__", "")
     if name == "__setitem__":
-        raise InPlaceError("a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
-                           "use torch.stack(values)")  # fmt: skip
+        raise InPlaceError(
+            "a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
+            "use torch.stack(values)"
+        )
     if is_in_place(func):
         plain = name.strip("_").removeprefix("i") if name in IN_PLACE_OPERATORS else name.strip("_")
-        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; use {plain} and rebind: x = x.{plain}(…)")
+        raise InPlaceError(
+            f"{name} writes in place, which lazy values do not allow; use {plain} and rebind: x = x.{plain}(…)"
+        )
     if kwargs.get("out") is not None:
         raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
 

@@ -75,7 +75,9 @@ class Recording:
         from edbatch.planning.layout import edges
 
         inputs, offsets = edges(self.types, self.args, self.table)
-        return Graph(types=self.types, inputs=inputs, offsets=offsets, type_names=tuple(t.name for t in self.node_types))
+        return Graph(
+            types=self.types, inputs=inputs, offsets=offsets, type_names=tuple(t.name for t in self.node_types)
+        )
 
     def __repr__(self) -> str:
         return f"Recording({len(self.types)} nodes, {len(self.node_types)} types, {len(self.outside)} inputs)"

@@ -38,7 +38,7 @@ class Group:
     needs_grad: bool = False
 
     def pieces(self, tensor: Tensor) -> Sequence[Tensor]:
-        return tensor.unbind(0) if self.lengths is None else tensor.split(self.lengths)
+        return tensor.unbind(0) if self.lengths is None else tensor.split(self.lengths)  # type: ignore[no-untyped-call]
 
 
 @dataclass
@@ -57,8 +57,10 @@ class Results:
         structure = flat[0][1]
         for i, (_, other) in enumerate(flat):
             if other != structure:
-                raise BatchError(f"example {i} returned another structure than example 0: {other} instead of {structure}; return the same "
-                                 "structure for every example, or use stack=False on a function that returns one value")  # fmt: skip
+                raise BatchError(
+                    f"example {i} returned another structure than example 0: {other} instead of {structure}; return the same "
+                    "structure for every example, or use stack=False on a function that returns one value"
+                )
         names = [f"result{pytree.keystr(path)}" for path, _ in flat[0][0]]
         leaves = [[flat[i][0][j][1] for i in range(len(outputs))] for j in range(len(names))]
         results = Results(structure, leaves, names, [])
@@ -98,7 +100,9 @@ def _groups(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
         if isinstance(value, Tensor):
             value = recorder.outside(value)
         if not isinstance(value, Lazy):
-            raise BatchError(f"a result is a tensor for some examples and {type(value).__name__} for example {i}; return one kind of value")
+            raise BatchError(
+                f"a result is a tensor for some examples and {type(value).__name__} for example {i}; return one kind of value"
+            )
         if type(value) is Rows:
             how = "listed" if value.ref is None else "ragged"
             examples, refs, lengths = found.setdefault((value.kind.spec, how), ([], [], []))
@@ -140,14 +144,18 @@ def _stack(pieces: list[Tensor], name: str) -> Tensor:
 def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
     rows = [p if p.dim() else p.reshape(1) for p in pieces]
     if len({p.shape[1:] for p in rows}) > 1:
-        raise BatchError(f'{name} differs between examples in more than its first dimension, so stack="cat" cannot join it; use stack="pad" '
-                         "or stack=False")  # fmt: skip
+        raise BatchError(
+            f'{name} differs between examples in more than its first dimension, so stack="cat" cannot join it; use stack="pad" '
+            "or stack=False"
+        )
     return torch.cat(rows), torch.tensor([p.shape[0] for p in rows], device=rows[0].device)
 
 
 def _pad(pieces: list[Tensor], name: str) -> Tensor:
     if len({p.dim() for p in pieces}) > 1:
-        raise BatchError(f'{name} has different numbers of dimensions for different examples, so stack="pad" cannot join it; use stack=False')
+        raise BatchError(
+            f'{name} has different numbers of dimensions for different examples, so stack="pad" cannot join it; use stack=False'
+        )
     largest = [max(sizes) for sizes in zip(*[p.shape for p in pieces], strict=True)]
 
     def padded(piece: Tensor) -> Tensor:

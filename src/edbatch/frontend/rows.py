@@ -21,32 +21,37 @@ from edbatch.spec import Spec
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-ELEMENTWISE = frozenset(
-    "add sub mul div truediv rsub radd rmul neg abs exp log log1p expm1 sqrt rsqrt square tanh sigmoid relu gelu silu elu leaky_relu "
-    "softplus logsigmoid clamp dropout sin cos where".split()
-)
+ELEMENTWISE = {
+    "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt",
+    "square", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "logsigmoid", "clamp", "dropout", "sin",
+    "cos", "where",
+}  # fmt: skip
 
 
-def add(recorder: Recorder, left: Any, right: Any) -> Lazy | None:
+def add(recorder: Recorder, left: Any, right: Any) -> Any:
     """`left + right` as an n-ary sum that grows until it is used; None when it is an ordinary addition."""
     kind = right.kind if type(right) in SUMMANDS else None
     if type(left) not in SUMMANDS or left.kind is not kind or kind.recorder is not recorder or not kind.spec.is_float:
         if type(left) is int and left == 0 and kind is not None:  # Python's sum() begins with 0
-            return right  # type: ignore[no-any-return]
+            return right
         return None
     if not _can_grow(left, recorder):
         if _can_grow(right, recorder):
             left, right = right, left
         else:
             left = _begin(recorder, left)
-    terms, count, context = left.ref
+    terms, _, context = left.ref
     if _can_grow(right, recorder):
         terms += right.ref[0]
-        right.ref = (right.ref[0], -1, context)  # its terms are taken once; whoever uses it again gets a node of its own
+        right.ref = (
+            right.ref[0],
+            -1,
+            context,
+        )  # its terms are taken once; whoever uses it again gets a node of its own
     else:
         terms.append(recorder.resolve(right).ref)
-    total = PendingSum(None, kind)  # type: ignore[arg-type]
-    total.ref = (terms, len(terms), context)  # type: ignore[assignment]
+    total = PendingSum(None, kind)
+    total.ref = (terms, len(terms), context)
     return total
 
 
@@ -60,14 +65,14 @@ def _can_grow(value: Any, recorder: Recorder) -> bool:
 
 def _begin(recorder: Recorder, value: Lazy) -> PendingSum:
     """A pending sum of one term."""
-    total = PendingSum(None, value.kind)  # type: ignore[arg-type]
-    total.ref = ([recorder.resolve(value).ref], 1, recorder.context)  # type: ignore[assignment]
+    total = PendingSum(None, value.kind)
+    total.ref = ([recorder.resolve(value).ref], 1, recorder.context)
     return total
 
 
 def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     """Record a pending sum as one node over all its terms."""
-    terms, count, context = value.ref  # type: ignore[misc]
+    terms, count, context = value.ref
     spec = value.kind.spec
     terms = terms if count < 0 else terms[:count]
 
@@ -83,8 +88,10 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
 def stack(recorder: Recorder, values: Any) -> Rows | None:
     """`torch.stack` of values of one kind, kept as a list of them; None when they are not of one kind."""
     if len(values) == 0:
-        raise RecordingError("torch.stack of an empty list has no shape; give a start value, e.g. torch.stack([zero, *values]), or "
-                             "treat an example without rows apart")  # fmt: skip
+        raise RecordingError(
+            "torch.stack of an empty list has no shape; give a start value, e.g. torch.stack([zero, *values]), or "
+            "treat an example without rows apart"
+        )
     elements = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -105,14 +112,16 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
         spec = rows.kind.spec
 
         def make() -> NodeType:
-            return NodeType(f"stack({spec})", copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,))
+            return NodeType(
+                f"stack({spec})", copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,)
+            )
 
         entry = recorder.entry(("stack", rows.kind), make)
         rows.ref = recorder.add(entry, _listed(rows), rows.length).ref
     return rows
 
 
-def dense(recorder: Recorder, rows: Rows) -> Lazy:
+def dense(recorder: Recorder, rows: Rows) -> Any:
     """Rows as one value of shape [length, …]: from here on the length belongs to the type."""
     _check_owner(recorder, rows)
     spec, length = rows.kind.spec, rows.length
@@ -121,7 +130,7 @@ def dense(recorder: Recorder, rows: Rows) -> Lazy:
     def run(operands: Any, outs: Any) -> None:
         outs[0].copy_(operands[0].view(-1, *whole.shape))
 
-    def gradient(operands: Any, outs: Any, grads: Any) -> torch.Tensor:
+    def gradient(operands: Any, outs: Any, grads: Any) -> Any:
         return grads[0].reshape(-1, *spec.shape)
 
     def make() -> NodeType:
@@ -129,7 +138,7 @@ def dense(recorder: Recorder, rows: Rows) -> Lazy:
         return NodeType(f"stack({length} x {spec})", kernel, (slot,), (spec,), (), (False,))
 
     slot, flat = _operand(rows)
-    return recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)  # type: ignore[no-any-return]
+    return recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)
 
 
 def _listed(rows: Rows) -> list[int]:
@@ -142,7 +151,9 @@ def _operand(rows: Rows) -> tuple[Slot, list[int]]:
 
 def _check_owner(recorder: Recorder, rows: Rows) -> None:
     if rows.kind.recorder is not recorder or not recorder.is_open:
-        raise LeakedValueError("rows of values were used outside the call of the batched function that made them; return them instead")
+        raise LeakedValueError(
+            "rows of values were used outside the call of the batched function that made them; return them instead"
+        )
 
 
 # ---- torch functions of rows

@@ -66,7 +66,7 @@ class Parts:
         """Take one argument apart; returns its template."""
         kind = type(value)
         if isinstance(value, Lazy):
-            if self.is_row_wise and kind is Rows:
+            if self.is_row_wise and isinstance(value, Rows):
                 return self._operand(materialise(self.recorder, value), Slot.ROWS)
             return self._operand(self.recorder.resolve(value))
         if kind is int or kind is float:
@@ -79,7 +79,7 @@ class Parts:
             self.key.append(value)
             return value
         if kind is tuple or kind is list:
-            self.key += (kind, len(value))
+            self.key += [kind, len(value)]
             return kind([self.take(v, static=static) for v in value])
         if kind is dict:
             self.key += (dict, tuple(value))

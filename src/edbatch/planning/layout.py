@@ -82,14 +82,16 @@ class Layout:
         types = graph.types[node]
         slot = table.output_starts[types] + output
         per_row = table.output_per_row[slot].astype(bool)
-        return self.base[slot] + np.where(per_row, self.row_position[node], self.position[node])
+        rows: Ints = self.base[slot] + np.where(per_row, self.row_position[node], self.position[node])
+        return rows
 
 
 def edges(types: Ints, args: Ints, table: SlotTable) -> tuple[Ints, Ints]:
     """The producers of every node, as the CSR arrays (inputs, offsets) of a Graph; inputs from outside are no edges."""
     from edbatch.planning import layout_kernels
 
-    return layout_kernels.edges(types, args, table.starts, table.kinds)  # type: ignore[no-any-return]
+    inputs, offsets = layout_kernels.edges(types, args, table.starts, table.kinds)
+    return inputs, offsets
 
 
 def plan(
@@ -106,14 +108,39 @@ def plan(
     position, row_position, length, arg_begin, type_nodes, type_rows, node_begin, row_begin, num_rows = kernels.place(
         graph.types, args, table.starts, table.kinds, schedule.order, schedule.starts, schedule.batch_types
     )
-    base, arena_rows = kernels.bases(table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows,
-                                     num_arenas, outside)  # fmt: skip
+    base, arena_rows = kernels.bases(
+        table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, num_arenas, outside
+    )
     index, slot_begin, slot_size, slot_first = kernels.fill(
-        graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
-        schedule.order, schedule.starts, schedule.batch_types,
-        position, row_position, length, arg_begin, base, outside_row,
-    )  # fmt: skip
+        graph.types,
+        args,
+        table.starts,
+        table.kinds,
+        table.output_starts,
+        table.output_per_row,
+        schedule.order,
+        schedule.starts,
+        schedule.batch_types,
+        position,
+        row_position,
+        length,
+        arg_begin,
+        base,
+        outside_row,
+    )
     return Layout(
-        index, slot_begin, slot_size, slot_first, node_begin, row_begin, num_rows, type_nodes, type_rows, base, arena_rows,
-        position, row_position, length,
-    )  # fmt: skip
+        index,
+        slot_begin,
+        slot_size,
+        slot_first,
+        node_begin,
+        row_begin,
+        num_rows,
+        type_nodes,
+        type_rows,
+        base,
+        arena_rows,
+        position,
+        row_position,
+        length,
+    )

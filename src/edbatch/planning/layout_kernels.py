@@ -55,7 +55,11 @@ def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
     position, row_position = np.empty(n, np.int64), np.empty(n, np.int64)
     nodes, rows = np.zeros(num_types, np.int64), np.zeros(num_types, np.int64)
     batches = len(batch_types)
-    node_begin, row_begin, num_rows = np.empty(batches, np.int64), np.empty(batches, np.int64), np.empty(batches, np.int64)
+    node_begin, row_begin, num_rows = (
+        np.empty(batches, np.int64),
+        np.empty(batches, np.int64),
+        np.empty(batches, np.int64),
+    )
     for b in range(batches):
         t = batch_types[b]
         node_begin[b], row_begin[b] = nodes[t], rows[t]
@@ -115,8 +119,23 @@ def sizes(types, args, slot_starts, slot_kinds, length, arg_begin, num_batches_o
 
 
 @njit(cache=True)
-def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
-         position, row_position, length, arg_begin, base, outside_row):  # fmt: skip
+def fill(
+    types,
+    args,
+    slot_starts,
+    slot_kinds,
+    output_starts,
+    output_per_row,
+    order,
+    starts,
+    batch_types,
+    position,
+    row_position,
+    length,
+    arg_begin,
+    base,
+    outside_row,
+):
     batches, width = len(batch_types), 0
     num_batches_of = np.zeros(len(slot_starts) - 1, np.int64)
     for t in batch_types:
@@ -170,9 +189,13 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
                 arg_at[i] += count
             slot_begin[b, k], slot_size[b, k] = begin, at - begin
             if kind != DATA and kind != OFFSETS:
-                slot_first[b, k] = index[begin] if consecutive and at > begin and kind != SUM and kind != SUM_ROWS else -1
+                slot_first[b, k] = (
+                    index[begin] if consecutive and at > begin and kind != SUM and kind != SUM_ROWS else -1
+                )
             if kind == OFFSETS or kind == SUM or kind == SUM_ROWS:
-                at = offsets_of(b, kind, s, at, types, args, slot_starts, slot_kinds, order, starts, length, arg_begin, index)
+                at = offsets_of(
+                    b, kind, s, at, types, args, slot_starts, slot_kinds, order, starts, length, arg_begin, index
+                )
             cursor[s] = at
     return index, slot_begin, slot_size, slot_first
 

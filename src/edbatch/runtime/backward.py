@@ -93,13 +93,25 @@ def _batch_backward(
     assert training is not None
     assert needs is not None
     operands = execution.operands
-    rows = [operands.read(execution.arenas, batch, s) if read else None for s, read in enumerate(training.backward_rows)]
-    outs = execution.views(execution.arenas, batch, t) if any(training.backward_outs) else [None] * len(training.backward_outs)
+    rows = [
+        operands.read(execution.arenas, batch, s) if read else None for s, read in enumerate(training.backward_rows)
+    ]
+    outs = (
+        execution.views(execution.arenas, batch, t)
+        if any(training.backward_outs)
+        else [None] * len(training.backward_outs)
+    )
     grads = [g if need else None for g, need in zip(execution.views(arenas, batch, t), needs.outs[t], strict=True)]
     gradients = training.backward(
-        execution.size(batch, t), rows, outs, execution.ranges(execution.saved[t], batch, t), execution.prologues[t], grads,
-        execution.ranges(deferred, batch, t), sums,
-    )  # fmt: skip
+        execution.size(batch, t),
+        rows,
+        outs,
+        execution.ranges(execution.saved[t], batch, t),
+        execution.prologues[t],
+        grads,
+        execution.ranges(deferred, batch, t),
+        sums,
+    )
     for slot, (gradient, need) in enumerate(zip(gradients, needs.rows[t], strict=True)):
         if gradient is not None and need:
             operands.add_gradient(arenas, batch, slot, gradient)

@@ -41,7 +41,7 @@ class Plan:
         rows[~inside] = outside_rows(self.recording)[1][-1 - refs[~inside]]
         node, output = refs[inside] & 0xFFFFFFFF, refs[inside] >> 32
         rows[inside] = self.layout.rows_of(self.graph, self.recording.table, node, output)
-        if not group.is_ragged:
+        if not group.is_ragged or group.lengths is None:
             return rows
         return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
 
@@ -74,14 +74,18 @@ class Execution:
         self.types = plan.recording.node_types
         layout, table = plan.layout, plan.recording.table
         self.arenas = [
-            self.lease.take(spec, rows) for spec, rows in zip(plan.recording.arenas, layout.arena_rows.tolist(), strict=True)
+            self.lease.take(spec, rows)
+            for spec, rows in zip(plan.recording.arenas, layout.arena_rows.tolist(), strict=True)
         ]
         self._node_begin, self._row_begin = layout.node_begin.tolist(), layout.row_begin.tolist()
         self._num_rows = layout.num_rows.tolist()
         base, arena = layout.base.tolist(), table.output_arenas.tolist()
         starts = table.output_starts.tolist()
         self.outputs = [
-            [(arena[o], base[o], row) for o, row in zip(range(starts[t], starts[t + 1]), node_type.per_row, strict=True)]
+            [
+                (arena[o], base[o], row)
+                for o, row in zip(range(starts[t], starts[t + 1]), node_type.per_row, strict=True)
+            ]
             for t, node_type in enumerate(self.types)
         ]
         self.type_sizes = [
@@ -131,11 +135,13 @@ class Execution:
         """The rows that a batch writes, as views of arenas (of values or of gradients)."""
         nodes, rows = self.operands.nodes[batch], self._num_rows[batch]
         return [
-            None if (whole := arenas[arena]) is None
-            else whole.narrow(0, base + self._row_begin[batch], rows) if per_row
+            None
+            if (whole := arenas[arena]) is None
+            else whole.narrow(0, base + self._row_begin[batch], rows)
+            if per_row
             else whole.narrow(0, base + self._node_begin[batch], nodes)
             for arena, base, per_row in self.outputs[t]
-        ]  # fmt: skip
+        ]
 
     def ranges(self, buffers: list[Tensor], batch: int, t: int) -> list[Tensor]:
         """The part of a type's own buffers that belongs to a batch."""

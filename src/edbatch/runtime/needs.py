@@ -30,16 +30,20 @@ def find_needs(recording: Recording, results: np.ndarray) -> Needs:
 
     table, types = recording.table, recording.node_types
     outside = np.array([t.requires_grad for t in recording.outside], dtype=np.bool_)
-    by_output, by_outside = feeds(recording.types, recording.args, table.starts, table.kinds, table.output_starts, outside)
+    by_output, by_outside = feeds(
+        recording.types, recording.args, table.starts, table.kinds, table.output_starts, outside
+    )
     shared = tuple(tuple(t.requires_grad for t in node_type.shared) for node_type in types)
     differentiable = np.zeros(len(table.output_arenas), dtype=np.bool_)
     while True:
         slots = by_outside | (by_output & differentiable).any(axis=1)
         rows = tuple(tuple(slots[table.starts[t] : table.starts[t + 1]].tolist()) for t in range(len(types)))
-        now = [need for t, node_type in enumerate(types) for need in node_type.kernel.differentiable(rows[t], shared[t])]
-        if (now == differentiable).all():
+        now = [
+            need for t, node_type in enumerate(types) for need in node_type.kernel.differentiable(rows[t], shared[t])
+        ]
+        before, differentiable = differentiable, np.array(now, dtype=np.bool_)
+        if np.array_equal(before, differentiable):
             break
-        differentiable = np.array(now, dtype=np.bool_)
     wanted = differentiable & (results | by_output[slots].any(axis=0))
     outs = tuple(tuple(wanted[table.output_starts[t] : table.output_starts[t + 1]].tolist()) for t in range(len(types)))
     return Needs(rows, shared, outs, differentiable)

@@ -84,7 +84,9 @@ class Operands:
             lengths = index.narrow(0, begin + size, self.nodes[batch] + 1).diff()
             gradient = gradient.repeat_interleave(lengths, dim=0, output_size=size)
         elif gradient.untyped_storage()._cdata == target.untyped_storage()._cdata:
-            gradient = gradient.clone()  # a kernel passed on the gradient it was given; index_add_ refuses to read what it writes
+            gradient = (
+                gradient.clone()
+            )  # a kernel passed on the gradient it was given; index_add_ refuses to read what it writes
         target.index_add_(0, index.narrow(0, begin, size), gradient)
 
 
