@@ -144,8 +144,8 @@ def _assert_close(what: str, first: Any, second: Any) -> None:
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     settings, machine = result["settings"], result["machine"]
-    title = (f"TreeLSTM, {settings['mode']}: {settings['batch_size']} trees, hidden size {settings['hidden']}\n"
-             f"policy {settings['policy']}: {result['num_nodes']} nodes in {result['num_batches']} batches")  # fmt: skip
+    title = (f"TreeLSTM, {settings['mode']}: {settings['batch_size']} trees, hidden size {settings['hidden']}, policy "
+             f"{settings['policy']}\n{result['num_nodes']} nodes in {result['num_batches']} batches")  # fmt: skip
     caption = (f"medians (quartiles); speed-up over one by one; time relative to hand-batched\n{result['data']}\n"
                f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}")  # fmt: skip
     times = Table("", "ms", "rounds", "speed-up", "to hand-batched", title=title, caption=caption, box=SIMPLE)

@@ -18,6 +18,7 @@ aten = torch.ops.aten
 _INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
 
 KEEP = frozenset({
+    aten.detach.default,
     aten.sigmoid_backward.default, aten.tanh_backward.default, aten.threshold_backward.default, aten.gelu.default,
     aten.gelu_backward.default, aten.silu.default, aten.silu_backward.default, aten.elu.default,
     aten.elu_backward.default, aten.leaky_relu.default, aten.leaky_relu_backward.default, aten.hardtanh.default,

@@ -1,4 +1,4 @@
-"""A program of a cell (prologue, infer, forward, backward, finish): what splitting hands to emission and what comes back."""
+"""A program of a cell (prologue, infer, forward, backward, finish): what splitting gives to emission and gets back."""
 
 from __future__ import annotations
 

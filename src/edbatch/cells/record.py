@@ -46,8 +46,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # questions such as x.device
-            return func(*args, **kwargs)
+        if func.namespace == "prim":  # questions, nearly all of them for x.device
+            return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
         for decompose in (self.table.get(func), func.decompose if func not in KEEP and _is_composite(func) else None):
             if decompose is not None:
                 with self:

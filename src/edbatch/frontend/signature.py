@@ -79,7 +79,7 @@ class Parts:
             self.key.append(value)
             return value
         if kind is tuple or kind is list:
-            self.key += [kind, len(value)]
+            self.key += [kind, len(value)]  # type: ignore[list-item]
             return kind([self.take(v, static=static) for v in value])
         if kind is dict:
             self.key += (dict, tuple(value))
