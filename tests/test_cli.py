@@ -74,8 +74,8 @@ def test_interrupt_is_code_130(monkeypatch):
 
 def test_tree_lstm_writes_json(tmp_path):
     path = tmp_path / "result.json"
-    result = run("bench", "tree-lstm", "--batch-size", 2, "--hidden", 4, "--policy", "depth", "--one-by-one-rounds", 1,
-                 "--json", path)
+    options = "--batch-size 2 --hidden 4 --policy depth --one-by-one-rounds 1"
+    result = run("bench", "tree-lstm", *options.split(), "--json", path)
     assert result.exit_code == 0, result.output
     assert "hand-batched" in result.output
     assert f"All numbers are in {path}" in result.output.replace("\n", "")

@@ -105,7 +105,7 @@ def _first_use(repeats: int) -> tuple[Spread, Spread]:
     empty, filled = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            environment = {"NUMBA_CACHE_DIR": f"{folder}/numba", "XDG_CACHE_HOME": folder, "EDBATCH_CACHE_DIR": folder}
+            environment = {"NUMBA_CACHE_DIR": folder}
             empty.append(_in_fresh_process(FIRST_USE, environment))
             filled.append(_in_fresh_process(FIRST_USE, environment))
     return Spread.of(empty), Spread.of(filled)

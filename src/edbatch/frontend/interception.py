@@ -72,11 +72,17 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
                 types.append(entry.id)
                 recorder.args += flat
                 kinds = entry.kinds
-                if entry.simple == 2:
-                    return Lazy(node, kinds[0]), Lazy(node + REF, kinds[1])
+                if not entry.simple:
+                    return entry.outputs(node)
+                first = Lazy()
+                first.ref = node
+                first.kind = kinds[0]
                 if entry.simple == 1:
-                    return Lazy(node, kinds[0])
-                return entry.outputs(node)
+                    return first
+                second = Lazy()
+                second.ref = node + REF
+                second.kind = kinds[1]
+                return first, second
     return recorder.call(module, args, kwargs)
 
 

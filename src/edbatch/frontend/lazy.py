@@ -38,9 +38,7 @@ class Lazy:
     __slots__ = ("kind", "ref")
     ref: Any  # an int; of a Rows or PendingSum that is not recorded yet, what their own docstrings say
 
-    def __init__(self, ref: Any, kind: Kind):
-        self.ref = ref
-        self.kind = kind
+    kind: Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
 
     @property
     def shape(self) -> torch.Size:
@@ -133,13 +131,8 @@ class Rows(Lazy):
     """A stack of `length` values of one kind; `ref` is None while it is only a list of them."""
 
     __slots__ = ("elements", "length")
+    length: int
     elements: list[Lazy] | None
-
-    def __init__(self, ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None):
-        self.ref = ref
-        self.kind = kind
-        self.length = length
-        self.elements = elements
 
     @property
     def shape(self) -> torch.Size:
@@ -153,6 +146,38 @@ class PendingSum(Lazy):
     """
 
     __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        kind = self.kind
+        if type(other) is Lazy and other.kind is kind:  # one more term: the common case, without detours
+            terms, count, context = self.ref
+            if len(terms) == count and context is kind.recorder.context and kind.recorder.is_open:
+                terms.append(other.ref)
+                return pending(terms, context, kind)
+        return kind.recorder.plus(self, other)
+
+
+def lazy(ref: int, kind: Kind) -> Lazy:
+    """A value that is the output `ref` of a recorded node."""
+    value = Lazy()
+    value.ref = ref
+    value.kind = kind
+    return value
+
+
+def rows_of(ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None) -> Rows:
+    """Rows that are the output `ref` of a recorded node, or so far only a list of values."""
+    value = Rows()
+    value.ref, value.kind, value.length, value.elements = ref, kind, length, elements
+    return value
+
+
+def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
+    """The sum of the present terms of a list."""
+    value = PendingSum()
+    value.ref = (terms, len(terms), context)
+    value.kind = kind
+    return value
 
 
 def owner(args: Any, kwargs: Any) -> Recorder:

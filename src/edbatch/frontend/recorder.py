@@ -19,7 +19,7 @@ from edbatch.cells.kernel import Kernel
 from edbatch.errors import InPlaceError, LeakedValueError
 from edbatch.frontend import rows as rows_of_values
 from edbatch.frontend.kernels import Cell, Context, KernelCache
-from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows
+from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import active, is_row_wise
 from edbatch.frontend.recording import NodeType, Recording
 from edbatch.frontend.signature import Parts, calling, float_bits
@@ -66,7 +66,7 @@ class Entry:
 
     def outputs(self, node: int, length: int | None = None) -> Any:
         values = [
-            Lazy(node + i * REF, kind) if not per_row else Rows(node + i * REF, kind, length or 0)
+            lazy(node + i * REF, kind) if not per_row else rows_of(node + i * REF, kind, length or 0)
             for i, (kind, per_row) in enumerate(zip(self.kinds, self.type.per_row, strict=True))
         ]
         return self.type.kernel.unflatten(values)
@@ -108,7 +108,7 @@ class Recorder:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
         known = self._outside.get(id(tensor))
         if known is None:
-            known = tensor, Lazy(-1 - len(self._outside), self.kind(Spec.of(tensor)))
+            known = tensor, lazy(-1 - len(self._outside), self.kind(Spec.of(tensor)))
             self._outside[id(tensor)] = known
         return known[1]
 
@@ -229,6 +229,8 @@ class Recorder:
             found = self._known(func, args)
             if found is not None:
                 return found
+        if func is torch.stack and self.is_open and (found := rows_of_values.torch_function(self, func, args, kwargs)) is not NotImplemented:
+            return found
         leaves = flatten(args, kwargs)
         if not self.is_open:
             raise leaked(next(v for v in leaves if isinstance(v, Lazy)))
@@ -237,7 +239,7 @@ class Recorder:
         if func in ADD and len(args) == 2 and not kwargs and (total := rows_of_values.add(self, *args)) is not None:
             return total
         _refuse_in_place(func, kwargs)
-        if any(type(v) is Rows for v in leaves) or func in (torch.stack, torch.vstack):
+        if any(type(v) is Rows for v in leaves):
             result = rows_of_values.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
@@ -271,8 +273,6 @@ class Recorder:
             result = func(*args, **kwargs)
             self.refresh_context()
             return result
-        if func is torch.stack and len(args[0]) == 0:
-            rows_of_values.stack(self, args[0])
         if not any(self.is_shared(t) and t.requires_grad for t in tensors) or is_in_place(func):
             return func(*args, **kwargs)
         if all(self.is_shared(t) for t in tensors):

@@ -53,16 +53,10 @@ class Results:
     @staticmethod
     def collect(outputs: list[Any], recorder: Recorder | None = None) -> Results:
         """Take the results of all examples apart; pending values among them are recorded."""
-        flat = [pytree.tree_flatten_with_path(output) for output in outputs]
-        structure = flat[0][1]
-        for i, (_, other) in enumerate(flat):
-            if other != structure:
-                raise BatchError(
-                    f"example {i} returned another structure than example 0: {other} instead of {structure}; return the same "
-                    "structure for every example, or use stack=False on a function that returns one value"
-                )
-        names = [f"result{pytree.keystr(path)}" for path, _ in flat[0][0]]
-        leaves = [[flat[i][0][j][1] for i in range(len(outputs))] for j in range(len(names))]
+        paths, structure = pytree.tree_flatten_with_path(outputs[0])
+        names = [f"result{pytree.keystr(path)}" for path, _ in paths]
+        flat = [_leaves(output, structure, i) for i, output in enumerate(outputs)]
+        leaves = [list(values) for values in zip(*flat, strict=True)]
         results = Results(structure, leaves, names, [])
         if recorder is not None:
             for j, values in enumerate(leaves):
@@ -92,6 +86,21 @@ class Results:
             for i, piece in zip(group.examples, group.pieces(tensor), strict=True):
                 pieces[i] = piece
         return JOIN[stack](pieces, self.names[j])
+
+
+def _leaves(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
+    if isinstance(output, Lazy | Tensor) and structure.is_leaf():
+        return (output,)
+    if type(output) is tuple and len(output) == structure.num_leaves and all(isinstance(v, Lazy | Tensor) for v in output):
+        if structure.type is tuple and structure.num_children == len(output):
+            return output
+    leaves, other = pytree.tree_flatten(output)
+    if other != structure:
+        raise BatchError(
+            f"example {example} returned another structure than example 0: {other} instead of {structure}; return the same "
+            "structure for every example, and a list of any length as torch.stack of it"
+        )
+    return leaves
 
 
 def _groups(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:

@@ -13,7 +13,7 @@ import torch
 
 from edbatch.cells.segments import SegmentKernel, copy_kernel, segment_kernel
 from edbatch.errors import LeakedValueError, RecordingError
-from edbatch.frontend.lazy import Lazy, PendingSum, Rows
+from edbatch.frontend.lazy import Lazy, PendingSum, Rows, pending, rows_of
 from edbatch.frontend.recording import NodeType
 from edbatch.planning.layout import Slot
 from edbatch.spec import Spec
@@ -50,9 +50,7 @@ def add(recorder: Recorder, left: Any, right: Any) -> Any:
         )  # its terms are taken once; whoever uses it again gets a node of its own
     else:
         terms.append(recorder.resolve(right).ref)
-    total = PendingSum(None, kind)
-    total.ref = (terms, len(terms), context)
-    return total
+    return pending(terms, context, kind)
 
 
 SUMMANDS = (Lazy, PendingSum)
@@ -65,9 +63,7 @@ def _can_grow(value: Any, recorder: Recorder) -> bool:
 
 def _begin(recorder: Recorder, value: Lazy) -> PendingSum:
     """A pending sum of one term."""
-    total = PendingSum(None, value.kind)
-    total.ref = ([recorder.resolve(value).ref], 1, recorder.context)
-    return total
+    return pending([recorder.resolve(value).ref], recorder.context, value.kind)
 
 
 def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
@@ -92,6 +88,11 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
             "torch.stack of an empty list has no shape; give a start value, e.g. torch.stack([zero, *values]), or "
             "treat an example without rows apart"
         )
+    if all(isinstance(v, torch.Tensor) for v in values):
+        return None  # nothing lazy: an ordinary call
+    kind = getattr(values[0], "kind", None)
+    if all(type(v) is Lazy and v.kind is kind for v in values) and kind is not None and kind.recorder is recorder:
+        return rows_of(None, kind, len(values), list(values))
     elements = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -99,10 +100,9 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
         if not isinstance(value, Lazy) or type(value) is Rows:
             return None
         elements.append(recorder.resolve(value))
-    kind = elements[0].kind
-    if any(e.kind is not kind for e in elements):
+    if any(e.kind is not elements[0].kind for e in elements):
         return None
-    return Rows(None, kind, len(elements), elements)
+    return rows_of(None, elements[0].kind, len(elements), elements)
 
 
 def materialise(recorder: Recorder, rows: Rows) -> Rows:
