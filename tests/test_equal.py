@@ -1,4 +1,7 @@
-"""Batched equals one by one: values and gradients, every model of the zoo, every policy but Exact, inference and training."""
+"""Batched equals one by one.
+
+Values and gradients, every model of the zoo, every policy but Exact, inference and training.
+"""
 
 import pytest
 import torch

@@ -73,7 +73,7 @@ def test_values_of_other_examples_of_the_same_call_may_be_used():
 
 def test_wrong_shapes_are_raised_while_recording_at_the_users_line():
     linear = nn.Linear(4, 2)
-    with pytest.raises(RuntimeError, match="size|shape") as caught:
+    with pytest.raises(RuntimeError, match=r"size|shape") as caught:
         run(lambda x: linear(x))
     assert "while recording example 0" in caught.value.__notes__[0]
     assert "linear(x)" in caught.value.__notes__[0]
@@ -122,11 +122,11 @@ def test_results_that_cannot_be_stacked():
         edbatch.batch(ragged)(X, [1, 2])
     with pytest.raises(BatchError, match="another structure"):
         edbatch.batch(lambda x, n: [x] * n)(X, [1, 2])
-    with pytest.raises(BatchError, match="more than its first dimension"):
+    with pytest.raises(BatchError, match="more than the first dimension"):
         edbatch.batch(lambda x, n: torch.ones(n, n) * x[0], stack="cat")(X, [1, 2])
     with pytest.raises(BatchError, match="numbers of dimensions"):
         edbatch.batch(lambda x, n: x.reshape((1,) * n + (3,)), stack="pad")(X, [1, 2])
-    with pytest.raises(BatchError, match="one kind of value"):
+    with pytest.raises(BatchError, match="return one kind"):
         edbatch.batch(lambda x, n: x if n == 1 else "text")(X, [1, 2])
 
 
@@ -138,7 +138,7 @@ def test_writing_in_place():
 
     with pytest.raises(InPlaceError, match=r"torch\.stack"):
         run(writes)
-    with pytest.raises(InPlaceError, match="x = x.add"):
+    with pytest.raises(InPlaceError, match=r"x = x\.add"):
         run(lambda x: x.add_(1))
     with pytest.raises(InPlaceError, match="out="):
         run(lambda x: torch.exp(x, out=torch.empty(3)))

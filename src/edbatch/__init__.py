@@ -1,9 +1,10 @@
 """edbatch: vmap for models whose computation differs per input.
 
-Write a PyTorch model for ONE example, with ordinary recursion, loops and ifs; `edbatch.batch(model)` runs mini-batches of different
-examples with few large kernels, forward and backward. One tree's way through the stages:
+Write a PyTorch model for ONE example, with ordinary recursion, loops and ifs; `edbatch.batch(model)` runs mini-
+batches of different examples with few large kernels, forward and backward. One tree's way through the stages:
 
-1. *Record.* The model runs on every example with lazy values. Each call of a cell (a marked module, or one of torch's own) is one node.
+1. *Record.* The model runs on every example with lazy values. Each call of a cell (a marked module, or one of torch's
+own) is one node.
 
 >>> import torch, edbatch
 >>> leaf, node = torch.nn.Embedding(10, 4), torch.nn.Linear(8, 4)
@@ -22,7 +23,8 @@ examples with few large kernels, forward and backward. One tree's way through th
 >>> schedule.num_batches, graph.lower_bound()
 (7, 7)
 
-3. *Plan* and *run*. Values are rows of arenas, every batch writes one range of rows, and operands are views or one gather.
+3. *Plan* and *run*. Values are rows of arenas, every batch writes one range of rows, and operands are views or one
+gather.
 
 >>> batched = edbatch.batch(encode)
 >>> values = batched(trees)

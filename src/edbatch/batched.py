@@ -20,7 +20,8 @@ from edbatch.stats import Stats
 
 
 class Batched(nn.Module):
-    """A function of one example, called with columns of them. When the function is a module, this is one with the same parameters.
+    """A function of one example, called with columns of them. When the function is a module, this is one with the
+    same parameters.
 
     Attributes:
         fn: the function of one example.
@@ -70,7 +71,10 @@ class Batched(nn.Module):
         return Results.collect(outputs).assemble([], self.stack)
 
     def explain(self) -> str:
-        """What the last call did and why: batches against the lower bound and other policies, copies, what ran alone."""
+        """What the last call did and why.
+
+        Batches against the lower bound and other policies, copies, what ran alone.
+        """
         if self.stats is None:
             raise BatchError("nothing to explain yet; call the batched function first")
         return explain(self.stats, self.policy)
@@ -91,12 +95,14 @@ class Batched(nn.Module):
 
 
 def batch(fn: Callable[..., Any], *, policy: str | Policy = "bound-greedy", stack: bool | str = True) -> Batched:
-    """Run a function of one example on mini-batches of different examples, with few large kernels, forward and backward.
+    """Run a function of one example on mini-batches of different examples, with few large kernels, forward and
+    backward.
 
     Args:
         fn: a module or function of one example.
         policy: decides what to launch next: a policy or its name ("depth", "agenda", "bound-greedy", …).
-        stack: how results are put together: True stacks them, "cat" gives (rows of all examples, lengths), "pad" pads with zeros,
+        stack: how results are put together: True stacks them, "cat" gives (rows of all examples, lengths), "pad" pads
+        with zeros,
             False gives a list with one result per example.
 
     Returns:

@@ -29,7 +29,8 @@ def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
 
 
 def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
-    """Run a function batched and one by one, and compare results and gradients of parameters; raises at the first difference.
+    """Run a function batched and one by one, and compare results and gradients of parameters; raises at the first
+    difference.
 
     Functions that draw random numbers (dropout in training mode) differ by nature: put the model into eval mode first.
 
@@ -44,7 +45,9 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     for i, (a, b) in enumerate(pairs):
         _compare(f"result {i}", a, b)
     root = getattr(function, "__self__", function)
-    parameters: dict[str, Tensor] = {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
+    parameters: dict[str, Tensor] = (
+        {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
+    )
     parameters |= {
         f"the gradient of the tensor in column {i}": c for i, c in enumerate(columns) if isinstance(c, Tensor)
     }
@@ -68,7 +71,8 @@ def _gradients(results: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
 def _compare(name: str, ours: Any, theirs: Tensor) -> None:
     if not isinstance(ours, Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         raise CheckError(
-            f"{name} is {ours if not isinstance(ours, Tensor) else tuple(ours.shape)} batched and {tuple(theirs.shape)} one by one"
+            f"{name} is {ours if not isinstance(ours, Tensor) else tuple(ours.shape)} batched and "
+            f"{tuple(theirs.shape)} one by one"
         )
     if not theirs.is_floating_point():
         same = ours == theirs

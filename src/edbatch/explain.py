@@ -17,7 +17,8 @@ def explain(stats: Stats, policy: Policy) -> str:
     lines = [
         f"{stats.num_nodes} nodes of {stats.num_types} types in {stats.num_batches} batches by policy {policy.name}",
         f"  lower bound {stats.graph.lower_bound()}; {others}",
-        f"  operands: {stats.views} views, {stats.gathers} gathers ({_bytes(stats.bytes_copied)} copied); arenas {_bytes(stats.peak_bytes)}",
+        f"  operands: {stats.views} views, {stats.gathers} gathers ({_bytes(stats.bytes_copied)} copied); arenas "
+        f"{_bytes(stats.peak_bytes)}",
         "  time: "
         + ", ".join(f"{stage} {1e3 * s:.2f} ms" for stage, s in stats.seconds.items())
         + f"; {1e3 * total:.2f} ms in all",

@@ -5,8 +5,8 @@
     plan       planning/   where values lie in memory, which rows each batch reads
     run        runtime/    batch after batch; backward in reverse
 
-What lasts from call to call is kept here: the kernels of the function's cells and the pool of memory. Errors raised deeper down state
-a local fact; which example and which line it was is added here.
+What lasts from call to call is kept here: the kernels of the function's cells and the pool of memory. Errors raised
+deeper down state a local fact; which example and which line it was is added here.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class Pipeline:
         devices = {p.device for p in self.root.parameters()}
         if len(devices) > 1:
             raise BatchError(
-                f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), but a mini-batch "
+                f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), "
+                f"but a mini-batch "
                 "runs on one; move the model with model.to(device)"
             )
         return devices.pop() if devices else torch.device("cpu")
@@ -138,13 +139,15 @@ def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     for i, column in enumerate(columns):
         if not hasattr(column, "__len__") or isinstance(column, str | dict):
             raise BatchError(
-                f"positional argument {i} is a {type(column).__name__}, but positional arguments are columns, with one entry per "
+                f"positional argument {i} is a {type(column).__name__}, but positional arguments are columns, "
+                f"with one entry per "
                 "example; give what all examples share by keyword"
             )
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise BatchError(
-            f"the columns have different lengths ({', '.join(map(str, lengths))}), but need one entry per example each; give what "
+            f"the columns have different lengths ({', '.join(map(str, lengths))}), but need one entry per example "
+            f"each; give what "
             "all examples share by keyword"
         )
     if lengths[0] == 0:

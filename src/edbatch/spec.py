@@ -1,4 +1,7 @@
-"""What is known of a value before it exists: shape, dtype, device. Everything downstream of recording is keyed by it."""
+"""What is known of a value before it exists: shape, dtype, device.
+
+Everything downstream of recording is keyed by it.
+"""
 
 from __future__ import annotations
 

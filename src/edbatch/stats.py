@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+
 import numpy as np
 
 from edbatch.planning.graph import Graph
@@ -44,7 +45,8 @@ class Stats:
     """The last call of a batched function.
 
     seconds: by stage (record, schedule, plan, run, and backward once it has run).
-    views, gathers: operands of batches read in place, and copied. bytes_copied: by those gathers. peak_bytes: of all arenas.
+    views, gathers: operands of batches read in place, and copied. bytes_copied: by those gathers. peak_bytes: of all
+    arenas.
     """
 
     num_nodes: int

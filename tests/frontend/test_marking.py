@@ -1,4 +1,4 @@
-"""Marking: a marked module keeps its class, names, hooks, pickling and copying, and behaves the same outside batching."""
+"""A marked module keeps its class, names, hooks, pickling and copying, and behaves the same outside batching."""
 
 import copy
 import io

@@ -1,4 +1,7 @@
-"""Modes around and inside a call: no_grad, inference_mode, train and eval, dropout, state of cells, fake tensors on another device."""
+"""Modes around and inside a call.
+
+No_grad, inference_mode, train and eval, dropout, state of cells, fake tensors on another device.
+"""
 
 import pytest
 import torch
@@ -134,7 +137,10 @@ def test_a_chain_of_one_length_reads_views_only():
 
 @pytest.fixture
 def without_device_guard(monkeypatch):
-    """A torch built without CUDA cannot even name a CUDA device in a few Python bindings; these take the same ops' other entrance."""
+    """A torch built without CUDA cannot even name a CUDA device in a few Python bindings.
+
+    These take the same ops' other entrance.
+    """
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other, *args: torch.ops.aten.copy_.default(self, other))
     monkeypatch.setattr(torch.Tensor, "__invert__", torch.bitwise_not)
     monkeypatch.setattr(torch.Tensor, "__getitem__", basic_index)

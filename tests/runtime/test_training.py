@@ -164,7 +164,7 @@ def test_weight_gradients_are_one_product_per_weight(monkeypatch):
     """Nothing of a weight's size is computed in a batch; the end of the mini-batch has one product for each weight."""
     from edbatch.cells import compiled
 
-    model, batched = model_and_batched()
+    _, batched = model_and_batched()
     batched(TREES)
     finishes = []
     for node_type in batched.pipeline.record((TREES,), {})[0].node_types:

@@ -1,4 +1,7 @@
-"""Cells run as they are, by torch's autograd: one by one where nothing else is right, or once on stacked rows (`batched=True`)."""
+"""Cells run as they are, by torch's autograd.
+
+One by one where nothing else is right, or once on stacked rows (`batched=True`).
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,10 @@ class _Calls:
 
 
 def _example(spec: Spec, lead: tuple[int, ...]) -> Tensor:
-    """Something to run a cell on while no value exists yet. Positive: probabilities must be, and loops from 0 might not end."""
+    """Something to run a cell on while no value exists yet. Positive.
+
+    Probabilities must be, and loops from 0 might not end.
+    """
     return spec.empty(*lead).uniform_(0.1, 1.0) if spec.is_float else spec.empty(*lead).zero_()
 
 

@@ -1,8 +1,10 @@
-"""What the runtime asks of anything that computes a batch: compiled cells, segment reductions, copies, cells run one by one.
+"""What the runtime asks of anything that computes a batch: compiled cells, segment reductions, copies, cells run one
+by one.
 
-`rows` are operands `[B, *shape]`, one per slot; `outs` are ranges of arenas to write; `pro` is what `prologue` returned for
-this mini-batch. A kernel's `training` form also keeps `saved` intermediates, and splits its backward into what each batch needs
-(`backward`) and what waits for the end of the mini-batch (`finish`: gradients of shared tensors over all rows at once).
+`rows` are operands `[B, *shape]`, one per slot; `outs` are ranges of arenas to write; `pro` is what `prologue`
+returned for this mini-batch. A kernel's `training` form also keeps `saved` intermediates, and splits its backward
+into what each batch needs (`backward`) and what waits for the end of the mini-batch (`finish`: gradients of shared
+tensors over all rows at once).
 """
 
 from __future__ import annotations

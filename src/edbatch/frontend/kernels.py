@@ -1,7 +1,7 @@
 """Kernels of a batched function, kept from call to call, and what they are guarded by.
 
-A cell's kernel is captured once per signature. It is used again while the cell's modules are as they were: the same parameters,
-mode, hooks and scalar attributes. Closures and globals that a cell reads are not guarded.
+A cell's kernel is captured once per signature. It is used again while the cell's modules are as they were: the same
+parameters, mode, hooks and scalar attributes. Closures and globals that a cell reads are not guarded.
 """
 
 from __future__ import annotations
@@ -86,8 +86,10 @@ class KernelCache:
         for module in modules:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
                 raise RecordingError(
-                    f"BatchNorm ({self.name_of(target)}) in a cell in training mode mixes examples and updates its statistics, so "
-                    "batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, or put it into eval mode"
+                    f"BatchNorm ({self.name_of(target)}) in a cell in training mode mixes examples and updates "
+                    f"its statistics, so "
+                    "batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, or put it into "
+                    "eval mode"
                 )
         state = tuple(_state(module) for module in modules)
         return Cell(options, static, state, any(map(_has_hooks, modules)), tuple(target.parameters()))

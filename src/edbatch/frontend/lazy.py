@@ -1,8 +1,9 @@
 """Lazy values: what a batched function computes with while it is recorded.
 
-A `Lazy` is a reference to an output of a recorded node and a `Kind` (its spec and its recorder). It answers shape, dtype
-and device at once; every operator, method and torch function on it is recorded. `Rows` is a stack of values of any length,
-`PendingSum` a sum that is not recorded until it is used, so that `total = total + x` becomes one n-ary sum.
+A `Lazy` is a reference to an output of a recorded node and a `Kind` (its spec and its recorder). It answers shape,
+dtype and device at once; every operator, method and torch function on it is recorded. `Rows` is a stack of values of
+any length, `PendingSum` a sum that is not recorded until it is used, so that `total = total + x` becomes one n-ary
+sum.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ READING = {"item", "tolist", "numpy", "__array__"}
 
 
 class Kind:
-    """A spec inside one recording. Compared by identity, so that looking up a node's type costs no comparison of shapes."""
+    """A spec inside one recording.
+
+    Compared by identity, so that looking up a node's type costs no comparison of shapes.
+    """
 
     __slots__ = ("recorder", "spec")
 
@@ -38,7 +42,9 @@ class Lazy:
     __slots__ = ("kind", "ref")
     ref: Any  # an int; of a Rows or PendingSum that is not recorded yet, what their own docstrings say
 
-    kind: Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
+    kind: (
+        Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
+    )
 
     @property
     def shape(self) -> torch.Size:
@@ -142,7 +148,8 @@ class Rows(Lazy):
 class PendingSum(Lazy):
     """A sum that is not recorded yet. Once it is used it is recorded and becomes a plain `Lazy`.
 
-    Until then `ref` is (terms, count, context): the first `count` references of a list that a longer sum may have grown since.
+    Until then `ref` is (terms, count, context): the first `count` references of a list that a longer sum may have
+    grown since.
     """
 
     __slots__ = ()

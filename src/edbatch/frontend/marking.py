@@ -1,7 +1,9 @@
-"""Cells: which calls become one node. `edbatch.cell` marks modules and functions; torch's own leaf modules need no mark.
+"""Cells: which calls become one node. `edbatch.cell` marks modules and functions; torch's own leaf modules need no
+mark.
 
-A mark is an entry in the module's `__dict__` and a forward pre-hook that turns numbers into 0-d tensors, so that a marked cell
-sees the same arguments batched or not. Class, `state_dict`, pickling and `copy.deepcopy` are untouched (a copy is marked too).
+A mark is an entry in the module's `__dict__` and a forward pre-hook that turns numbers into 0-d tensors, so that a
+marked cell sees the same arguments batched or not. Class, `state_dict`, pickling and `copy.deepcopy` are untouched (a
+copy is marked too).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""The recorder: every call of a cell or torch function on lazy values becomes one node. The only code that runs per node.
+"""The recorder: every call of a cell or torch function on lazy values becomes one node. The only code that runs per
+node.
 
-A call's type is found by one dictionary look-up of its signature (`entries`); a signature that is new to the recording is
-*defined*: its kernel comes from the cache of earlier calls, or is captured now, so that shape errors appear at the user's line.
+A call's type is found by one dictionary look-up of its signature (`entries`); a signature that is new to the
+recording is *defined*: its kernel comes from the cache of earlier calls, or is captured now, so that shape errors
+appear at the user's line.
 """
 
 from __future__ import annotations
@@ -229,7 +231,11 @@ class Recorder:
             found = self._known(func, args)
             if found is not None:
                 return found
-        if func is torch.stack and self.is_open and (found := rows_of_values.torch_function(self, func, args, kwargs)) is not NotImplemented:
+        if (
+            func is torch.stack
+            and self.is_open
+            and (found := rows_of_values.torch_function(self, func, args, kwargs)) is not NotImplemented
+        ):
             return found
         leaves = flatten(args, kwargs)
         if not self.is_open:
@@ -247,7 +253,10 @@ class Recorder:
         return self._record(func, args, kwargs, Parts(self, number_like=like))
 
     def _known(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """A call of a signature that this recording has seen, by a short cut; the key must be the one that `Parts` builds."""
+        """A call of a signature that this recording has seen, by a short cut.
+
+        The key must be the one that `Parts` builds.
+        """
         key: list[Any] = [func]
         flat = []
         for a in args:
@@ -388,6 +397,7 @@ def _version(result: Any) -> int:
 
 def leaked(value: Lazy) -> LeakedValueError:
     return LeakedValueError(
-        f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy values live only "
+        f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy "
+        f"values live only "
         "inside that call: return them from the function, and do not keep them on self, in globals or in the examples"
     )

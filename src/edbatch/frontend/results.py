@@ -1,7 +1,7 @@
 """Results of a batched function: from one pytree per example to stacked, concatenated, padded or listed tensors.
 
-Before running, `Results.collect` notes which values to gather, grouped by leaf and spec. After running, `assemble` puts the gathered
-tensors together by the rule that `stack=` names. Plain loops over examples are put together by the same code.
+Before running, `Results.collect` notes which values to gather, grouped by leaf and spec. After running, `assemble` puts
+the gathered tensors together by the rule that `stack=` names, and the results of plain loops over examples likewise.
 """
 
 from __future__ import annotations
@@ -91,14 +91,18 @@ class Results:
 def _leaves(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
     if isinstance(output, Lazy | Tensor) and structure.is_leaf():
         return (output,)
-    if type(output) is tuple and len(output) == structure.num_leaves and all(isinstance(v, Lazy | Tensor) for v in output):
+    if (
+        type(output) is tuple
+        and len(output) == structure.num_leaves
+        and all(isinstance(v, Lazy | Tensor) for v in output)
+    ):
         if structure.type is tuple and structure.num_children == len(output):
             return output
     leaves, other = pytree.tree_flatten(output)
     if other != structure:
         raise BatchError(
-            f"example {example} returned another structure than example 0: {other} instead of {structure}; return the same "
-            "structure for every example, and a list of any length as torch.stack of it"
+            f"example {example} returned another structure than example 0: {other} instead of {structure}; return the "
+            "same structure for every example, and a list of any length as torch.stack of it"
         )
     return leaves
 
@@ -110,7 +114,7 @@ def _groups(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
             value = recorder.outside(value)
         if not isinstance(value, Lazy):
             raise BatchError(
-                f"a result is a tensor for some examples and {type(value).__name__} for example {i}; return one kind of value"
+                f"a result is a tensor for some examples and {type(value).__name__} for example {i}; return one kind"
             )
         if type(value) is Rows:
             how = "listed" if value.ref is None else "ragged"
@@ -144,8 +148,9 @@ def _stack(pieces: list[Tensor], name: str) -> Tensor:
     if len(shapes) > 1:
         first, second = sorted(shapes)[:2]
         raise BatchError(
-            f"{name} has different shapes for different examples, e.g. {list(first)} and {list(second)}, and cannot be stacked. Use "
-            'edbatch.batch(fn, stack="cat") for (rows of all examples, lengths), stack="pad" to pad with zeros, or stack=False for a list'
+            f"{name} has different shapes for different examples, e.g. {list(first)} and {list(second)}, and cannot be "
+            'stacked. Use edbatch.batch(fn, stack="cat") for (rows of all examples, lengths), stack="pad" to pad with '
+            "zeros, or stack=False for a list"
         )
     return torch.stack(pieces)
 
@@ -154,7 +159,7 @@ def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
     rows = [p if p.dim() else p.reshape(1) for p in pieces]
     if len({p.shape[1:] for p in rows}) > 1:
         raise BatchError(
-            f'{name} differs between examples in more than its first dimension, so stack="cat" cannot join it; use stack="pad" '
+            f'{name} differs between examples in more than the first dimension, so stack="cat" cannot join it; use "pad" '
             "or stack=False"
         )
     return torch.cat(rows), torch.tensor([p.shape[0] for p in rows], device=rows[0].device)
@@ -162,9 +167,7 @@ def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
 
 def _pad(pieces: list[Tensor], name: str) -> Tensor:
     if len({p.dim() for p in pieces}) > 1:
-        raise BatchError(
-            f'{name} has different numbers of dimensions for different examples, so stack="pad" cannot join it; use stack=False'
-        )
+        raise BatchError(f'{name} has different numbers of dimensions; stack="pad" cannot join it, use stack=False')
     largest = [max(sizes) for sizes in zip(*[p.shape for p in pieces], strict=True)]
 
     def padded(piece: Tensor) -> Tensor:

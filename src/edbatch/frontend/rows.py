@@ -1,7 +1,7 @@
-"""Values of any number of rows: stacks, n-ary sums and reductions whose type does not depend on how many rows there are.
+"""Values of any number of rows: stacks, n-ary sums and reductions whose type does not depend on how many there are.
 
-`torch.stack` of lazy values is `Rows`. Sum, mean, max, logsumexp and softmax over the rows, row-wise functions and modules,
-`rows @ v` and `w @ rows` batch across lengths; whatever else is done with rows turns them into a value of fixed length.
+`torch.stack` of lazy values is `Rows`. Sum, mean, max, logsumexp and softmax over the rows, row-wise functions and
+modules, `rows @ v` and `w @ rows` batch across lengths; whatever else is done with rows gives them a fixed length.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
 ELEMENTWISE = {
-    "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1", "sqrt", "rsqrt",
-    "square", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "logsigmoid", "clamp", "dropout", "sin",
-    "cos", "where",
+    "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1",
+    "sqrt", "rsqrt", "square", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "leaky_relu", "softplus",
+    "logsigmoid", "clamp", "dropout", "sin", "cos", "where",
 }  # fmt: skip
 
 

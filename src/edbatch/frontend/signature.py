@@ -1,8 +1,8 @@
 """The arguments of a call, taken apart: what is data of the node (operands, numbers) and what belongs to its type.
 
-`take_apart` is given the arguments of one call. It appends to `key` what belongs to the type, in an order that determines the
-structure, and to `flat` the node's references and numbers. `Template` puts the arguments together again around other values, so
-that the same call can be captured on example tensors.
+`take_apart` is given the arguments of one call. It appends to `key` what belongs to the type, in an order that
+determines the structure, and to `flat` the node's references and numbers. `Template` puts the arguments together
+again around other values, so that the same call can be captured on example tensors.
 """
 
 from __future__ import annotations
@@ -135,7 +135,8 @@ class Parts:
         except TypeError:
             raise RecordingError(
                 f"an argument of type {type(value).__name__} belongs to the type of the node and must be hashable. "
-                "Pass tensors and numbers as arguments of their own, and a frozen dataclass, tuple, enum or string for the rest"
+                "Pass tensors and numbers as arguments of their own, and a frozen dataclass, tuple, enum or "
+                "string for the rest"
             ) from None
         if isinstance(value, torch.Generator):
             self.generators.append(value)

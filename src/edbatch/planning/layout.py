@@ -1,11 +1,11 @@
 """Where every value of a mini-batch lies, and which rows every batch reads: from (types, args, schedule) to a `Layout`.
 
-A value is a row of an *arena* (one per shape, dtype and device). All rows that one output of one type produces lie side by
-side, in launch order, so a batch writes one range of rows, and all rows of a type can be read at once when weight
-gradients are taken at the end. What a batch reads is planned for the whole mini-batch into one int64 array.
+A value is a row of an *arena* (one per shape, dtype and device). All rows that one output of one type produces lie
+side by side, in launch order, so a batch writes one range of rows, and all rows of a type can be read at once when
+weight gradients are taken at the end. What a batch reads is planned for the whole mini-batch into one int64 array.
 
-`args` is flat: a node's slots follow each other. A slot holds one *reference* (`node + output * REF`; negative for an input
-from outside), or a length followed by so many references (LIST, SUM), or one number (DATA).
+`args` is flat: a node's slots follow each other. A slot holds one *reference* (`node + output * REF`; negative for an
+input from outside), or a length followed by so many references (LIST, SUM), or one number (DATA).
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class Layout:
     """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
 
     index: every row to read, slot by slot, for each slot batch by batch in launch order.
-    slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first row when
-    they are consecutive (a view), else -1 (a gather).
-    node_begin, row_begin: the first node and the first row of each batch among those of its type.
-    base: the first arena row of each output of each type; arena_rows: how many rows each arena has.
+    slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first
+    row when they are consecutive (a view), else -1 (a gather). node_begin, row_begin: the first node and the first
+    row of each batch among those of its type. base: the first arena row of each output of each type; arena_rows: how
+    many rows each arena has.
     """
 
     index: Ints

@@ -50,7 +50,10 @@ class Pool:
 
 
 class Lease:
-    """The buffers of one mini-batch. They return to the pool by `release`, or when nothing refers to the lease any more."""
+    """The buffers of one mini-batch.
+
+    They return to the pool by `release`, or when nothing refers to the lease any more.
+    """
 
     def __init__(self, pool: Pool):
         self.pool = pool

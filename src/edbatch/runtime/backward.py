@@ -35,8 +35,10 @@ class BatchedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise GradientError(
-                "a batched call was differentiated with create_graph=True, but its backward can be differentiated no further. For a "
-                "gradient penalty or another second-order gradient use batched.one_by_one(...) for that part of the loss"
+                "a batched call was differentiated with create_graph=True, but its backward can be "
+                "differentiated no further. For a "
+                "gradient penalty or another second-order gradient use batched.one_by_one(...) for that part of "
+                "the loss"
             )
         inputs = ctx.saved_tensors
         execution: Execution = ctx.execution

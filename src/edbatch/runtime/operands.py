@@ -1,4 +1,4 @@
-"""Operands of batches: rows of arenas read as a view, a gather or a sum, and gradients added back to where they came from."""
+"""Operands of batches: rows of arenas read as a view, a gather or a sum; gradients added back to those rows."""
 
 from __future__ import annotations
 
