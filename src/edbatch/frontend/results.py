@@ -91,13 +91,9 @@ class Results:
 def _leaves(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
     if isinstance(output, Lazy | Tensor) and structure.is_leaf():
         return (output,)
-    if (
-        type(output) is tuple
-        and len(output) == structure.num_leaves
-        and all(isinstance(v, Lazy | Tensor) for v in output)
-    ):
-        if structure.type is tuple and structure.num_children == len(output):
-            return output
+    is_flat = type(output) is tuple and all(isinstance(v, Lazy | Tensor) for v in output)
+    if is_flat and structure.type is tuple and structure.num_children == structure.num_leaves == len(output):
+        return output  # type: ignore[no-any-return]
     leaves, other = pytree.tree_flatten(output)
     if other != structure:
         raise BatchError(
@@ -159,8 +155,8 @@ def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
     rows = [p if p.dim() else p.reshape(1) for p in pieces]
     if len({p.shape[1:] for p in rows}) > 1:
         raise BatchError(
-            f'{name} differs between examples in more than the first dimension, so stack="cat" cannot join it; use "pad" '
-            "or stack=False"
+            f'{name} differs between examples in more than the first dimension, so stack="cat" cannot join it; use '
+            '"pad" or False'
         )
     return torch.cat(rows), torch.tensor([p.shape[0] for p in rows], device=rows[0].device)
 
