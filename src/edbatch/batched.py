@@ -46,7 +46,7 @@ class Batched(nn.Module):
 
     def forward(self, *columns: Any, **keywords: Any) -> Any:
         """The results of `fn` on every example: positional arguments are columns, keywords are shared."""
-        if active.recorder is not None:
+        if active.get() is not None:
             return self._inside_another(columns, keywords)
         if os.environ.get("EDBATCH_EAGER", "0") not in ("", "0"):
             return self.one_by_one(*columns, **keywords)

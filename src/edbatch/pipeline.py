@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -77,9 +76,12 @@ class Pipeline:
         outputs = []
         with recording(recorder, self.shortcuts):
             for i, example in enumerate(examples):
-                with _naming(i):
-                    lazy = [recorder.outside(x) if isinstance(x, Tensor) else x for x in example]
+                lazy = [recorder.outside(x) if isinstance(x, Tensor) else x for x in example]
+                try:
                     outputs.append(self.function(*lazy, **keywords))
+                except Exception as error:
+                    error.add_note(_where(i, error))
+                    raise
             results = Results.collect(outputs, recorder)
             return recorder.finish(), results
 
@@ -161,13 +163,8 @@ def _shared_tensors(root: nn.Module | None, keywords: dict[str, Any]) -> list[Te
     return [*(root.buffers() if root is not None else ()), *[t for t in leaves if isinstance(t, Tensor)]]
 
 
-@contextmanager
-def _naming(example: int) -> Iterator[None]:
-    """Add to any error which example it was and which of the user's lines."""
-    try:
-        yield
-    except Exception as error:
-        frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
-        where = f", at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-        error.add_note(f"while recording example {example} of the mini-batch{where}")
-        raise
+def _where(example: int, error: Exception) -> str:
+    """Which example of the mini-batch raised an error, and which of the user's lines."""
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
+    line = f", at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
+    return f"while recording example {example} of the mini-batch{line}"

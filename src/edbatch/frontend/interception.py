@@ -8,6 +8,7 @@ compute). Child modules also stand in their parent's `__dict__` meanwhile: `self
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,9 +19,11 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edbatch.frontend.lazy import Lazy
-from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors
+from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.frontend.recorder import Recorder, module_call
 from edbatch.planning.layout import REF
+
+_active = active.get
 
 
 class RecordingMode(TorchFunctionMode):
@@ -37,55 +40,77 @@ class RecordingMode(TorchFunctionMode):
 def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     """`nn.Module.__call__` while somebody records: the hot path of recording, so written for speed.
 
-    The key must be the one that `signature.Parts` builds; anything but lazy values, ints and tuples of values goes
-    there.
+    The key must be the one that `signature.Parts` builds; a call without a known key goes to `Recorder.call`.
     """
-    recorder = active.recorder
+    recorder = _active()
     if recorder is None:
         return _call_plain(module, args, kwargs)
-    if not kwargs:
-        key: list[Any] = [module]
-        flat = []
-        for a in args:
-            kind = type(a)
-            if kind is Lazy:
-                key.append(a.kind)
-                flat.append(a.ref)
-            elif kind is int:
-                key.append(int)
-                flat.append(a)
-            elif kind is tuple:
-                key += (tuple, len(a))
-                for b in a:
-                    if type(b) is not Lazy:
-                        break
-                    key.append(b.kind)
-                    flat.append(b.ref)
-                else:
-                    continue
-                break
-            else:
-                break
+    if kwargs:
+        return recorder.call(module, args, kwargs)
+    key: Any = None
+    flat: Any = None
+    count = len(args)
+    if count == 1:  # the commonest signatures, written out
+        (a,) = args
+        if type(a) is Lazy:
+            key, flat = (module, a.kind), (a.ref,)
+        elif type(a) is int:
+            key, flat = (module, int), args
+    elif count == 2:
+        a, b = args
+        if type(a) is Lazy and type(b) is Lazy:
+            key, flat = (module, a.kind, b.kind), (a.ref, b.ref)
+        elif type(a) is Lazy and type(b) is int:
+            key, flat = (module, a.kind, int), (a.ref, b)
+    elif count == 4:
+        a, b, c, d = args
+        if type(a) is Lazy and type(b) is Lazy and type(c) is Lazy and type(d) is Lazy:
+            key, flat = (module, a.kind, b.kind, c.kind, d.kind), (a.ref, b.ref, c.ref, d.ref)
+    if key is None:
+        key, flat = _signature(module, args)
+    entry = recorder.entries.get(key)
+    if entry is None:
+        return recorder.call(module, args, kwargs)
+    types = recorder.types
+    node = len(types)
+    types.append(entry.id)
+    recorder.args += flat
+    if not entry.simple:
+        return entry.outputs(node)
+    kinds = entry.kinds
+    first = Lazy()
+    first.ref = node
+    first.kind = kinds[0]
+    if entry.simple == 1:
+        return first
+    second = Lazy()
+    second.ref = node + REF
+    second.kind = kinds[1]
+    return first, second
+
+
+def _signature(module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, list[int]]:
+    """Key and data of a call whose arguments are lazy values, ints and tuples of lazy values; else no key."""
+    key: list[Any] = [module]
+    flat: list[int] = []
+    for a in args:
+        kind = type(a)
+        if kind is Lazy:
+            key.append(a.kind)
+            flat.append(a.ref)
+        elif kind is int:
+            key.append(int)
+            flat.append(a)
+        elif kind is tuple:
+            key += (tuple, len(a))
+            for b in a:
+                if type(b) is not Lazy:
+                    return None, flat
+                key.append(b.kind)
+                flat.append(b.ref)
         else:
-            entry = recorder.entries.get(tuple(key))
-            if entry is not None:
-                types = recorder.types
-                node = len(types)
-                types.append(entry.id)
-                recorder.args += flat
-                kinds = entry.kinds
-                if not entry.simple:
-                    return entry.outputs(node)
-                first = Lazy()
-                first.ref = node
-                first.kind = kinds[0]
-                if entry.simple == 1:
-                    return first
-                second = Lazy()
-                second.ref = node + REF
-                second.kind = kinds[1]
-                return first, second
-    return recorder.call(module, args, kwargs)
+            return None, flat
+    return tuple(key), flat
 
 
 def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -93,7 +118,7 @@ def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:
 
     In a plain loop torch's leaf modules take numbers as when batched.
     """
-    if active.one_by_one and is_leaf(module):
+    if plain_loop.get() and is_leaf(module):
         args, kwargs = numbers_to_tensors(module, args, kwargs)
     return module_call(module, *args, **kwargs)
 
@@ -101,8 +126,9 @@ def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:
 def _refreshing(original: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: Any, *args: Any) -> Any:
         result = original(self, *args)
-        if active.recorder is not None:
-            active.recorder.refresh_context()
+        recorder = active.get()
+        if recorder is not None:
+            recorder.refresh_context()
         return result
 
     return method
@@ -162,24 +188,27 @@ class Shortcuts:
 @contextmanager
 def recording(recorder: Recorder, shortcuts: Shortcuts) -> Iterator[None]:
     """Everything this thread calls inside is recorded."""
-    previous = active.recorder
-    active.recorder = recorder
+    token = active.set(recorder)
+    collecting = gc.isenabled()
+    gc.disable()  # thousands of live lazy values make Python's collector run often, and in vain: a tenth of the time
     with _RECORDING, RecordingMode(recorder):
         shortcuts.place()
         try:
             yield
         finally:
             shortcuts.remove()
-            active.recorder = previous
+            active.reset(token)
+            if collecting:
+                gc.enable()
 
 
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """A plain loop over examples: nothing is recorded."""
-    previous = active.recorder, active.one_by_one
-    active.recorder, active.one_by_one = None, True
+    tokens = active.set(None), plain_loop.set(True)
     try:
         with _RECORDING:
             yield
     finally:
-        active.recorder, active.one_by_one = previous
+        active.reset(tokens[0])
+        plain_loop.reset(tokens[1])

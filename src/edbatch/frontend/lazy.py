@@ -20,7 +20,7 @@ from edbatch.spec import Spec
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-READING = {"item", "tolist", "numpy", "__array__"}
+READING = ("item", "tolist", "numpy", "__array__")
 
 
 class Kind:
@@ -71,21 +71,6 @@ class Lazy:
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return owner(args, kwargs or {}).torch_function(func, args, kwargs or {})
-
-    def __getattr__(self, name: str) -> Any:
-        attribute = getattr(torch.Tensor, name, None)
-        if attribute is None or name.startswith("__"):
-            raise AttributeError(f"a lazy value has no attribute {name!r}, and neither has torch.Tensor")
-        recorder = self.kind.recorder
-        if name in READING:
-            raise reading(self, f".{name}()")
-        if not callable(attribute):  # a property, such as .T
-            return recorder.torch_function(attribute.__get__, (self,), {})
-
-        def method(*args: Any, **kwargs: Any) -> Any:
-            return recorder.torch_function(attribute, (self, *args), kwargs)
-
-        return method
 
     def __add__(self, other: Any) -> Any:
         return self.kind.recorder.plus(self, other)
@@ -232,3 +217,29 @@ for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     _binary(_name, getattr(operator, _name))
 for _name in ("neg", "pos", "abs", "invert"):
     _unary(_name, getattr(operator, f"__{_name}__"))
+
+
+def _reader(name: str) -> None:
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        raise reading(self, f"by .{name}()")
+
+    setattr(Lazy, name, method)
+
+
+def _attribute(name: str, attribute: Any) -> None:
+    """A method or property of torch.Tensor. Not by __getattr__: Python could then no longer specialise access to slots."""
+
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        return self.kind.recorder.torch_function(attribute, (self, *args), kwargs)
+
+    def getter(self: Lazy) -> Any:
+        return self.kind.recorder.torch_function(attribute.__get__, (self,), {})
+
+    setattr(Lazy, name, method if callable(attribute) else property(getter))
+
+
+for _name in READING:
+    _reader(_name)
+for _name in dir(torch.Tensor):
+    if not _name.startswith("_") and not hasattr(Lazy, _name):
+        _attribute(_name, getattr(torch.Tensor, _name))

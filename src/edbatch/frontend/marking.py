@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-import threading
 from collections.abc import Callable, Hashable
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -45,14 +45,9 @@ ROW_WISE = (
 )
 
 
-class _Active(threading.local):
-    """The recorder of this thread: the only module state."""
-
-    recorder: Recorder | None = None
-    one_by_one: bool = False
-
-
-active = _Active()
+# The only module state: what this thread records into, and whether it runs a plain loop over examples.
+active: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+plain_loop: ContextVar[bool] = ContextVar("plain_loop", default=False)
 
 
 @dataclass(frozen=True)
@@ -123,7 +118,7 @@ class CellFunction:
         self.options = options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        recorder = active.recorder
+        recorder = active.get()
         if recorder is not None:
             return recorder.call(self, args, kwargs)
         args, kwargs = convert_numbers(self.function, self.options, args, kwargs, torch.device("cpu"))

@@ -207,14 +207,15 @@ class Recorder:
         lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
         shared = tuple(Spec.of(t) for t in parts.shared)
         alone = "it draws from a generator of its own, row by row" if parts.generators else None
-        previous, active.recorder, self.suspended = active.recorder, None, True
+        token, self.suspended = active.set(None), True
         states = [generator.get_state() for generator in parts.generators]
         try:
             return self.kernels.kernel(
                 function, rows, shared, (lasting, rows, shared, self.context), target, cell, alone
             )
         finally:
-            active.recorder, self.suspended = previous, False
+            active.reset(token)
+            self.suspended = False
             for generator, state in zip(parts.generators, states, strict=True):
                 generator.set_state(state)
 
