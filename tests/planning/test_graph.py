@@ -107,5 +107,5 @@ def test_prints_counts_per_type() -> None:
 
 
 def test_numba_is_not_imported_before_it_is_used() -> None:
-    code = "import sys, edbatch.planning.policies; assert not {'numba', 'torch'} & set(sys.modules)"
+    code = "import sys, edbatch.planning.policies; assert 'numba' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -142,7 +142,7 @@ def without_device_guard(monkeypatch):
     These take the same ops' other entrance.
     """
     monkeypatch.setattr(torch.Tensor, "copy_", lambda self, other, *args: torch.ops.aten.copy_.default(self, other))
-    monkeypatch.setattr(torch.Tensor, "__invert__", torch.bitwise_not)
+    monkeypatch.setattr(torch.Tensor, "__invert__", lambda self: torch.bitwise_not(self))
     monkeypatch.setattr(torch.Tensor, "__getitem__", basic_index)
 
 
@@ -155,7 +155,7 @@ def basic_index(tensor, key):
             start, stop, step = k.indices(tensor.shape[dim])
             tensor, dim = torch.ops.aten.slice.Tensor(tensor, dim, start, stop, step), dim + 1
         elif isinstance(k, torch.Tensor):
-            tensor = tensor.index_select(dim, k.reshape(1)).squeeze(dim)
+            tensor, dim = torch.ops.aten.index.Tensor(tensor, [None] * dim + [k]), dim + k.dim()
         else:
             tensor = tensor.select(dim, k)
     return tensor

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch._decomp import core_aten_decompositions
 from torch._ops import OpOverload
+from torch.nn import functional as F
 
 aten = torch.ops.aten
 _INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
@@ -141,8 +142,25 @@ def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
     return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).to(torch.int64)
 
 
-# Calls that read data where an equal one need not.
+def _lstm_cell(x: Any, state: Any, w_x: Any, w_h: Any, b_x: Any = None, b_h: Any = None) -> Any:
+    """torch's own writes in place on the CPU and is an op of its own, with a workspace, on other devices."""
+    h, c = state
+    i, f, g, o = (F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h)).chunk(4, dim=-1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_cell(x: Any, h: Any, w_x: Any, w_h: Any, b_x: Any = None, b_h: Any = None) -> Any:
+    r_x, z_x, n_x = F.linear(x, w_x, b_x).chunk(3, dim=-1)
+    r_h, z_h, n_h = F.linear(h, w_h, b_h).chunk(3, dim=-1)
+    n = torch.tanh(n_x + torch.sigmoid(r_x + r_h) * n_h)
+    return n + torch.sigmoid(z_x + z_h) * (h - n)
+
+
+# Calls that read data, write in place or differ between devices, where an equal one need not.
 EQUAL_CALLS: dict[Any, Callable[..., Any]] = {
+    torch.lstm_cell: _lstm_cell,
+    torch.gru_cell: _gru_cell,
     torch.Tensor.__getitem__: index_by_tensors,
     torch.nn.functional.one_hot: _one_hot,
 }

@@ -227,7 +227,7 @@ def _reader(name: str) -> None:
 
 
 def _attribute(name: str, attribute: Any) -> None:
-    """A method or property of torch.Tensor. Not by __getattr__: Python could then no longer specialise access to slots."""
+    """A method or property of torch.Tensor. Not by __getattr__: Python then could not specialise access to slots."""
 
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
         return self.kind.recorder.torch_function(attribute, (self, *args), kwargs)

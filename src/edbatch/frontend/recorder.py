@@ -119,7 +119,10 @@ class Recorder:
         self.is_open = False
         outside = tuple(tensor for tensor, _ in self._outside.values())
         return Recording(
-            np.array(self.types, dtype=np.int64), np.array(self.args, dtype=np.int64), tuple(self.node_types), outside
+            np.fromiter(self.types, np.int64, len(self.types)),
+            np.fromiter(self.args, np.int64, len(self.args)),
+            tuple(self.node_types),
+            outside,
         )
 
     # ---- values
