@@ -39,6 +39,7 @@ class BinaryTreeLSTM(nn.Module):
         self.iou = nn.Linear(2 * dim, 3 * dim)
         self.f1 = nn.Linear(dim, dim)
         self.f2 = nn.Linear(dim, dim)
+        self.f2.bias = self.f1.bias  # one bias for both
 
     def forward(self, h1: Tensor, c1: Tensor, h2: Tensor, c2: Tensor) -> tuple[Tensor, Tensor]:
         i, o, u = self.iou(torch.cat((h1, h2), dim=-1)).chunk(3, dim=-1)
@@ -70,8 +71,7 @@ class TreeLSTM(nn.Module):
     def forward(self, tree: Any) -> tuple[Tensor, Tensor]:
         outputs: list[tuple[Tensor, Tensor]] = []  # of every node; the root comes last
         self.encode(tree, outputs)
-        loss: Any = sum(loss for loss, _ in outputs)
-        return loss, outputs[-1][1]
+        return torch.stack([loss for loss, _ in outputs]).sum(), outputs[-1][1]
 
     def encode(self, tree: Any, outputs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """The state of the tree's root; appends the loss and the logits of each of its nodes."""

@@ -91,7 +91,7 @@ def edges(types: Ints, args: Ints, table: SlotTable) -> tuple[Ints, Ints]:
     from edbatch.planning import layout_kernels
 
     inputs, offsets = layout_kernels.edges(types, args, table.starts, table.kinds)
-    return inputs, offsets
+    return inputs[: offsets[-1]], offsets
 
 
 def plan(
@@ -105,42 +105,18 @@ def plan(
     """
     from edbatch.planning import layout_kernels as kernels
 
-    position, row_position, length, arg_begin, type_nodes, type_rows, node_begin, row_begin, num_rows = kernels.place(
+    position, row_position, length, arg_begin, cursor, type_nodes, type_rows, begins = kernels.place(
         graph.types, args, table.starts, table.kinds, schedule.order, schedule.starts, schedule.batch_types
     )
     base, arena_rows = kernels.bases(
         table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, num_arenas, outside
     )
-    index, slot_begin, slot_size, slot_first = kernels.fill(
-        graph.types,
-        args,
-        table.starts,
-        table.kinds,
-        table.output_starts,
-        table.output_per_row,
-        schedule.order,
-        schedule.starts,
-        schedule.batch_types,
-        position,
-        row_position,
-        length,
-        arg_begin,
-        base,
-        outside_row,
-    )
+    index, slots = kernels.fill(
+        graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
+        schedule.order, schedule.starts, schedule.batch_types,
+        position, row_position, length, arg_begin, cursor, base, outside_row,
+    )  # fmt: skip
     return Layout(
-        index,
-        slot_begin,
-        slot_size,
-        slot_first,
-        node_begin,
-        row_begin,
-        num_rows,
-        type_nodes,
-        type_rows,
-        base,
-        arena_rows,
-        position,
-        row_position,
-        length,
-    )
+        index, slots[0], slots[1], slots[2], begins[0], begins[1], begins[2], type_nodes, type_rows, base, arena_rows,
+        position, row_position, length,
+    )  # fmt: skip

@@ -30,47 +30,56 @@ def edges(types, args, slot_starts, slot_kinds):
                         out += 1
             at += count
     offsets[len(types)] = out
-    return inputs[:out].copy(), offsets
+    return inputs, offsets
 
 
 @njit(cache=True)
 def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
-    """Positions of nodes and of their rows among those of their type, in launch order; lengths; where args begin."""
+    """Positions of nodes and of their rows among those of their type, in launch order, and what `fill` must know.
+
+    Returns also how many rows each node has, where its args begin, and how many entries of the index each slot needs.
+    """
     n, num_types = len(types), len(slot_starts) - 1
-    length, arg_begin = np.ones(n, np.int64), np.empty(n, np.int64)
+    length, arg_begin, size = np.ones(n, np.int64), np.empty(n, np.int64), np.zeros(len(slot_kinds) + 1, np.int64)
     at = 0
     for i in range(n):
         arg_begin[i] = at
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            kind = slot_kinds[s]
-            if kind == OFFSETS:
-                continue
+            kind, count, step = slot_kinds[s], 1, 1
             if kind == LIST or kind == SUM:
-                if kind == LIST:
-                    length[i] = args[at]
-                at += args[at] + 1
-            else:
-                if kind == ROWS:
-                    length[i] = length[args[at] & MASK]
-                at += 1
+                count = args[at]
+                step = count + 1
+            elif kind == ROWS or kind == SUM_ROWS:
+                count = length[args[at] & MASK]
+            elif kind == OFFSETS:
+                step = 0
+            if kind == LIST or kind == ROWS:
+                length[i] = count
+            # A repeated value takes as many entries as the node has rows; they are known once all slots were seen.
+            size[s + 1] += count + (1 if kind >= SUM else 0)
+            at += step
+        for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
+            if slot_kinds[s] == REPEAT:
+                size[s + 1] += length[i] - 1
     position, row_position = np.empty(n, np.int64), np.empty(n, np.int64)
     nodes, rows = np.zeros(num_types, np.int64), np.zeros(num_types, np.int64)
-    batches = len(batch_types)
-    node_begin, row_begin, num_rows = (
-        np.empty(batches, np.int64),
-        np.empty(batches, np.int64),
-        np.empty(batches, np.int64),
-    )
-    for b in range(batches):
+    begins = np.empty(
+        (3, len(batch_types)), np.int64
+    )  # of each batch: its first node, its first row, its number of rows
+    for b in range(len(batch_types)):
         t = batch_types[b]
-        node_begin[b], row_begin[b] = nodes[t], rows[t]
+        begins[0, b], begins[1, b] = nodes[t], rows[t]
+        for s in range(slot_starts[t], slot_starts[t + 1]):
+            size[s + 1] += 1  # offsets have one entry more than the batch has nodes
         for k in range(starts[b], starts[b + 1]):
             i = order[k]
             position[i], row_position[i] = nodes[t], rows[t]
             nodes[t] += 1
             rows[t] += length[i]
-        num_rows[b] = rows[t] - row_begin[b]
-    return position, row_position, length, arg_begin, nodes, rows, node_begin, row_begin, num_rows
+        begins[2, b] = rows[t] - begins[1, b]
+    for s in range(len(slot_kinds)):
+        size[s + 1] += size[s]  # now where each slot begins
+    return position, row_position, length, arg_begin, size, nodes, rows, begins
 
 
 @njit(cache=True)
@@ -85,96 +94,36 @@ def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, n
 
 
 @njit(cache=True)
-def sizes(types, args, slot_starts, slot_kinds, length, arg_begin, num_batches_of):
-    """How many entries of the index array each slot needs over the whole mini-batch."""
-    size = np.zeros(len(slot_kinds), np.int64)
-    for t in range(len(num_batches_of)):
-        for s in range(slot_starts[t], slot_starts[t + 1]):
-            if slot_kinds[s] == OFFSETS or slot_kinds[s] == SUM or slot_kinds[s] == SUM_ROWS:
-                size[s] += num_batches_of[t]  # offsets take one more than the batch has nodes
-    for i in range(len(types)):
-        at = arg_begin[i]
-        for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            kind = slot_kinds[s]
-            if kind == ONE or kind == DATA:
-                size[s] += 1
-                at += 1
-            elif kind == REPEAT:
-                size[s] += length[i]
-                at += 1
-            elif kind == ROWS:
-                size[s] += length[args[at] & MASK]
-                at += 1
-            elif kind == SUM_ROWS:
-                size[s] += length[args[at] & MASK] + 1
-                at += 1
-            elif kind == LIST:
-                size[s] += args[at]
-                at += args[at] + 1
-            elif kind == SUM:
-                size[s] += args[at] + 1
-                at += args[at] + 1
-            else:
-                size[s] += 1
-    return size
-
-
-@njit(cache=True)
-def fill(
-    types,
-    args,
-    slot_starts,
-    slot_kinds,
-    output_starts,
-    output_per_row,
-    order,
-    starts,
-    batch_types,
-    position,
-    row_position,
-    length,
-    arg_begin,
-    base,
-    outside_row,
-):
-    batches, width = len(batch_types), 0
-    num_batches_of = np.zeros(len(slot_starts) - 1, np.int64)
+def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
+         position, row_position, length, arg_begin, cursor, base, outside_row):  # fmt: skip
+    """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin."""
+    width = 0
     for t in batch_types:
-        num_batches_of[t] += 1
         width = max(width, slot_starts[t + 1] - slot_starts[t])
-    size = sizes(types, args, slot_starts, slot_kinds, length, arg_begin, num_batches_of)
-    cursor = np.zeros(len(slot_kinds) + 1, np.int64)
-    cursor[1:] = np.cumsum(size)
     index = np.empty(cursor[-1], np.int64)
-    slot_begin = np.zeros((batches, width), np.int64)
-    slot_size = np.zeros((batches, width), np.int64)
-    slot_first = np.full((batches, width), -2, np.int64)
+    bounds = np.empty(len(types) + 1, np.int64)
+    slots = np.full((3, len(batch_types), width), -2, np.int64)  # of each batch and slot: begin, size, first row
     arg_at = arg_begin.copy()
-    for b in range(batches):
-        t = batch_types[b]
+    for b in range(len(batch_types)):
+        t, nodes = batch_types[b], starts[b + 1] - starts[b]
         for s in range(slot_starts[t], slot_starts[t + 1]):
-            kind, k = slot_kinds[s], s - slot_starts[t]
-            begin = cursor[s]
-            at, consecutive = begin, True
-            for j in range(starts[b], starts[b + 1]):
-                i = order[j]
+            kind, begin, consecutive, offset = slot_kinds[s], cursor[s], True, 0
+            at = begin
+            for j in range(nodes):
+                i = order[starts[b] + j]
+                bounds[j] = offset if kind == OFFSETS else at - begin
                 if kind == OFFSETS:
-                    continue
-                if kind == DATA:
-                    index[at] = args[arg_at[i]]
-                    at += 1
-                    arg_at[i] += 1
+                    offset += length[i]
                     continue
                 count = 1
                 if kind == LIST or kind == SUM:
                     count = args[arg_at[i]]
                     arg_at[i] += 1
                 for q in range(arg_at[i], arg_at[i] + count):
-                    ref = args[q]
-                    repeat, step = 1, 0
-                    if ref < 0:
+                    ref, row, repeat, step = args[q], args[q], 1, 0
+                    if kind != DATA and ref < 0:
                         row = outside_row[-1 - ref]
-                    else:
+                    elif kind != DATA:
                         producer = ref & MASK
                         o = output_starts[types[producer]] + (ref >> 32)
                         row = base[o] + (row_position[producer] if output_per_row[o] else position[producer])
@@ -188,39 +137,16 @@ def fill(
                             consecutive = False
                         at += 1
                 arg_at[i] += count
-            slot_begin[b, k], slot_size[b, k] = begin, at - begin
-            if kind != DATA and kind != OFFSETS:
-                slot_first[b, k] = (
-                    index[begin] if consecutive and at > begin and kind != SUM and kind != SUM_ROWS else -1
-                )
-            if kind == OFFSETS or kind == SUM or kind == SUM_ROWS:
-                at = offsets_of(
-                    b, kind, s, at, types, args, slot_starts, slot_kinds, order, starts, length, arg_begin, index
-                )
+            slots[0, b, s - slot_starts[t]], slots[1, b, s - slot_starts[t]] = begin, at - begin
+            if kind < DATA:
+                slots[2, b, s - slot_starts[t]] = index[begin] if consecutive and at > begin and kind < SUM else -1
+            if kind >= SUM and kind != DATA:
+                bounds[nodes] = offset if kind == OFFSETS else at - begin
+                for j in range(nodes + 1):  # a slice would take a second more to compile
+                    index[at + j] = bounds[j]
+                at += nodes + 1
             cursor[s] = at
-    return index, slot_begin, slot_size, slot_first
-
-
-@njit(cache=True)
-def offsets_of(b, kind, slot, at, types, args, slot_starts, slot_kinds, order, starts, length, arg_begin, index):
-    """Write where each node's entries of a slot begin inside the batch, and their total; returns the end."""
-    total = 0
-    for j in range(starts[b], starts[b + 1]):
-        index[at] = total
-        at += 1
-        i = order[j]
-        if kind == OFFSETS:
-            total += length[i]
-            continue
-        a = arg_begin[i]
-        for s in range(slot_starts[types[i]], slot):
-            if slot_kinds[s] == LIST or slot_kinds[s] == SUM:
-                a += args[a] + 1
-            elif slot_kinds[s] != OFFSETS:
-                a += 1
-        total += args[a] if kind == SUM else length[args[a] & MASK]
-    index[at] = total
-    return at + 1
+    return index, slots
 
 
 @njit(cache=True)
