@@ -12,7 +12,7 @@ from torch import nn
 
 import edbatch
 
-DIM, WORDS = 4, 12
+DIM, WORDS = 4, 13
 
 
 @dataclass(frozen=True)
