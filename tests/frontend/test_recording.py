@@ -67,6 +67,37 @@ def test_torch_functions(name):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-12)
 
 
+MODULES = {
+    "attention": (nn.MultiheadAttention(6, 2), lambda m, x: m(x.view(1, 6), x.view(1, 6), x.view(1, 6))[0]),
+    "transformer layer": (nn.TransformerEncoderLayer(6, 2, 12, dropout=0.0), lambda m, x: m(x.view(1, 6))),
+    "whole LSTM over rows": (nn.LSTM(6, 5), lambda m, x: m(torch.stack([x, x * 2]))[0].sum(0)),
+    "convolution": (nn.Conv1d(2, 3, 2), lambda m, x: m(x.view(2, 3))),
+    "weight norm": (nn.utils.parametrizations.weight_norm(nn.Linear(6, 3)), lambda m, x: m(x)),
+    "group norm": (nn.GroupNorm(2, 2), lambda m, x: m(x.view(1, 2, 3))),
+    "batch norm in eval mode": (nn.BatchNorm1d(2).eval(), lambda m, x: m(x.view(1, 2, 3))),
+}
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_torch_modules(name):
+    module, call = MODULES[name]
+    module.double()
+    x = X.clone().requires_grad_()
+    batched = edbatch.batch(lambda x: call(module, x))
+    ours, theirs = batched(x), batched.one_by_one(x)
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+    wanted = [x, *module.parameters()]
+    for a, b in zip(
+        torch.autograd.grad((ours**2).sum(), wanted), torch.autograd.grad((theirs**2).sum(), wanted), strict=True
+    ):
+        torch.testing.assert_close(a, b, rtol=1e-8, atol=1e-11)
+
+
+def test_a_shape_that_depends_on_values():
+    with pytest.raises(edbatch.EdbatchError, match=r"getitem runs one by one and gave"):
+        edbatch.batch(lambda x: x[x > 0].sum())(X)
+
+
 def test_an_integer_index_is_data():
     batched = edbatch.batch(lambda x, i: x[i])
     assert torch.equal(batched(X, [0, 5, -1, 2]), X[range(4), [0, 5, -1, 2]])

@@ -140,7 +140,10 @@ class Mapped:
         given = iter(operands)
         args, kwargs = swap_vals((self.op.args, [v for _, v in self.op.kwargs]), lambda _: next(given))
         names = [k for k, _ in self.op.kwargs]
-        return self.op.target(*map(_listed, args), **dict(zip(names, map(_listed, kwargs), strict=True)))
+        result = self.op.target(*map(_listed, args), **dict(zip(names, map(_listed, kwargs), strict=True)))
+        if isinstance(result, tuple):  # some ops give None for what a device does not need; vmap wants tensors
+            return tuple(operands[0].new_empty(0) if value is None else value for value in result)
+        return result
 
     def __call__(self, *operands: torch.Tensor) -> Any:
         functorch: Any = torch._C._functorch

@@ -94,6 +94,16 @@ class CompiledCell:
         """Per shared input (explicit, then bound): can a gradient flow to it?"""
         return tuple(g is not None for g in self.body.shared_grads)
 
+    def rehearse(self) -> None:
+        """Make the programs of training with all gradients, to find out now whether they can be made.
+
+        Raises:
+            CaptureError: an op of the backward cannot be batched.
+        """
+        if self.body.tangents:
+            row_grads = tuple(g is not None for g in self.body.row_grads)
+            self.training(row_grads, self.can_train, tuple(t is not None for t in self.body.tangent_of))
+
     @property
     def reason(self) -> str | None:
         """Why it would run one by one: a compiled cell never does."""

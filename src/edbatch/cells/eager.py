@@ -58,11 +58,13 @@ class EagerKernel:
         rows: tuple[Spec, ...],
         shared: tuple[Spec, ...],
         *,
+        name: str,
         parameters: Iterable[Tensor],
         reason: str | None,
         grad: bool,
     ):
         self.function = function
+        self.name = name
         self.reason = reason
         self.grad = grad
         self._num_rows = len(rows)
@@ -104,8 +106,8 @@ class EagerKernel:
         for value, spec, out in zip(values, self.outputs, outs, strict=True):
             if value.shape != out[place].shape or value.dtype != spec.dtype:
                 raise BatchError(
-                    f"a cell that runs one by one gave {Spec.of(value)} where it gave {spec} before; its results must "
-                    "have the same shapes and dtypes for operands of the same shapes"
+                    f"{self.name} runs one by one and gave {Spec.of(value)} where {spec} was expected; its results "
+                    "must have the same shapes and dtypes for all operands of the same shapes, whatever their values are"
                 )
             out[place].copy_(value.detach())
         return values

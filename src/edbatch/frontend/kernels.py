@@ -31,11 +31,13 @@ class Context(NamedTuple):
 
     grad: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
+    dtype: torch.dtype  # the default one, of tensors made without a dtype
 
     @staticmethod
     def current() -> Context:
         autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
-        return Context(torch.is_grad_enabled() and not torch.is_inference_mode_enabled(), autocast)
+        grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+        return Context(grad, autocast, torch.get_default_dtype())
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,7 +135,9 @@ def _capture(
     reason = alone
     if reason is None and (cell is None or not (cell.options.batched or cell.has_hooks)):
         try:
-            return compile_cell(function, rows, shared, name=name)
+            compiled = compile_cell(function, rows, shared, name=name)
+            compiled.rehearse()
+            return compiled
         except CaptureError as error:
             reason = str(error)
         except RuntimeError:
@@ -144,7 +148,8 @@ def _capture(
     elif cell is not None and cell.has_hooks:
         reason = "a module of the cell has hooks, which must see every call"
     parameters = cell.parameters if cell is not None else ()
-    return EagerKernel(function, rows, shared, parameters=parameters, reason=reason, grad=Context.current().grad)
+    grad = Context.current().grad
+    return EagerKernel(function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
 
 
 def _hooks(module: nn.Module) -> list[Any]:
