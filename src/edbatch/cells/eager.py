@@ -107,7 +107,7 @@ class EagerKernel:
             if value.shape != out[place].shape or value.dtype != spec.dtype:
                 raise BatchError(
                     f"{self.name} runs one by one and gave {Spec.of(value)} where {spec} was expected; its results "
-                    "must have the same shapes and dtypes for all operands of the same shapes, whatever their values are"
+                    "must have the same shapes and dtypes for operands of the same shapes, whatever their values"
                 )
             out[place].copy_(value.detach())
         return values
