@@ -359,3 +359,28 @@ def test_a_long_chain():
         return sum(x * 1 for _ in range(n))
 
     assert torch.equal(edbatch.batch(total)(torch.ones(1, 2), [20_000]), torch.full((1, 2), 20_000.0))
+
+
+def test_plain_tensors_written_after_they_were_used():
+    """An operand is what it was when it was given, also when the user writes the same buffer again."""
+    linear = nn.Linear(6, 6).double()
+    buffer = torch.zeros(6, dtype=torch.float64)
+
+    def function(i):
+        buffer.fill_(float(i))
+        first = linear(buffer)
+        buffer[0] = 7.0
+        view = linear(buffer[:])
+        torch.mul(buffer, 2, out=buffer)
+        return first + view + linear(buffer)
+
+    batched = edbatch.batch(function)
+    torch.testing.assert_close(batched([1, 2, 3]), batched.one_by_one([1, 2, 3]))
+
+
+def test_frozen_parameters_are_shared():
+    weight = nn.Parameter(torch.randn(6, 6, dtype=torch.float64), requires_grad=False)
+    batched = edbatch.batch(lambda x: x @ (weight @ weight))
+    torch.testing.assert_close(batched(X), X @ (weight @ weight))
+    assert batched.stats.num_types == batched.stats.num_batches == 1
+    assert batched.stats.peak_bytes < 10 * X.nbytes

@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from edbatch.cells.kernel import Kernel
-from edbatch.errors import InPlaceError, LeakedValueError
+from edbatch.errors import LeakedValueError
 from edbatch.frontend import rows as rows_of_values
+from edbatch.frontend.in_place import is_in_place, refuse_in_place
+from edbatch.frontend.indexing import getitem
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import active, is_row_wise
@@ -30,32 +32,17 @@ from edbatch.spec import Spec
 
 ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
 ARITHMETIC = ADD | {
-    operator.sub,
-    operator.mul,
-    operator.truediv,
-    torch.sub,
-    torch.mul,
-    torch.div,
-    torch.Tensor.sub,
-    torch.Tensor.mul,
-    torch.Tensor.div,
-    torch.Tensor.__sub__,
-    torch.Tensor.__mul__,
-    torch.Tensor.__truediv__,
-    torch.Tensor.__radd__,
-    torch.Tensor.__rmul__,
-    torch.Tensor.__rsub__,
-}
-IN_PLACE_OPERATORS = {
-    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-}
+    operator.sub, operator.mul, operator.truediv, torch.sub, torch.mul, torch.div, torch.Tensor.sub, torch.Tensor.mul,
+    torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__, torch.Tensor.__radd__,
+    torch.Tensor.__rmul__, torch.Tensor.__rsub__,
+}  # fmt: skip
 module_call = nn.Module.__call__
 
 
 class Entry:
     """A node type inside a recording, as the hot path needs it."""
 
-    __slots__ = ("constant", "id", "kinds", "simple", "type")
+    __slots__ = ("id", "kinds", "simple", "type")
 
     def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
         self.id = identity
@@ -86,7 +73,9 @@ class Recorder:
         self.is_open = True
         self.suspended = False
         self._kinds: dict[Spec, Kind] = {}
-        self._outside: dict[int, tuple[torch.Tensor, Lazy]] = {}
+        self._outside: list[torch.Tensor] = []
+        self._outside_of: dict[int, Lazy] = {}
+        self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
         self._shared: dict[int, torch.Tensor] = {id(t): t for t in shared}
         self._memo: dict[Hashable, tuple[Any, int]] = {}
         self._cells: dict[Any, Cell | None] = {}
@@ -108,21 +97,28 @@ class Recorder:
 
     def outside(self, tensor: torch.Tensor) -> Lazy:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
-        known = self._outside.get(id(tensor))
+        known = self._outside_of.get(id(tensor))
         if known is None:
-            known = tensor, lazy(-1 - len(self._outside), self.kind(Spec.of(tensor)))
-            self._outside[id(tensor)] = known
-        return known[1]
+            known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(Spec.of(tensor)))
+            self._by_memory.setdefault(tensor.untyped_storage()._cdata, []).append(len(self._outside))
+            self._outside.append(tensor)
+        return known
+
+    def _protect(self, tensors: list[torch.Tensor]) -> None:
+        """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
+        for tensor in tensors:
+            for i in self._by_memory.pop(tensor.untyped_storage()._cdata, ()):
+                del self._outside_of[id(self._outside[i])]
+                self._outside[i] = self._outside[i].clone()
 
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
         self.is_open = False
-        outside = tuple(tensor for tensor, _ in self._outside.values())
         return Recording(
             np.fromiter(self.types, np.int64, len(self.types)),
             np.fromiter(self.args, np.int64, len(self.args)),
             tuple(self.node_types),
-            outside,
+            tuple(self._outside),
         )
 
     # ---- values
@@ -229,18 +225,22 @@ class Recorder:
         total = rows_of_values.add(self, left, right) if self.is_open else None
         return self.torch_function(operator.add, (left, right), {}) if total is None else total
 
+    def getitem(self, value: Lazy, key: Any) -> Any:
+        return getitem(self, value, key)
+
+    def record_op(self, func: Callable[..., Any], args: tuple[Any, ...], *, numbers_are_data: bool = False) -> Any:
+        return self._record(func, args, {}, Parts(self, is_cell=numbers_are_data))
+
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a torch function, operator or method while recording."""
         if not kwargs:
             found = self._known(func, args)
             if found is not None:
                 return found
-        if (
-            func is torch.stack
-            and self.is_open
-            and (found := rows_of_values.torch_function(self, func, args, kwargs)) is not NotImplemented
-        ):
-            return found
+        if func is torch.stack and self.is_open:
+            found = rows_of_values.torch_function(self, func, args, kwargs)
+            if found is not NotImplemented:
+                return found
         leaves = flatten(args, kwargs)
         if not self.is_open:
             raise leaked(next(v for v in leaves if isinstance(v, Lazy)))
@@ -248,7 +248,7 @@ class Recorder:
             return self._without_lazy(func, args, kwargs, leaves)
         if func in ADD and len(args) == 2 and not kwargs and (total := rows_of_values.add(self, *args)) is not None:
             return total
-        _refuse_in_place(func, kwargs)
+        refuse_in_place(func, kwargs)
         if any(type(v) is Rows for v in leaves):
             result = rows_of_values.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
@@ -286,7 +286,10 @@ class Recorder:
             result = func(*args, **kwargs)
             self.refresh_context()
             return result
-        if not any(self.is_shared(t) and t.requires_grad for t in tensors) or is_in_place(func):
+        if is_in_place(func) or kwargs.get("out") is not None:
+            self._protect(tensors)
+            return func(*args, **kwargs)
+        if not any(isinstance(t, nn.Parameter) or (t.requires_grad and self.is_shared(t)) for t in tensors):
             return func(*args, **kwargs)
         if all(self.is_shared(t) for t in tensors):
             return self._once(func, args, kwargs)
@@ -307,52 +310,6 @@ class Recorder:
         self._shared.update((id(t), t) for t in flatten((result,), {}) if isinstance(t, torch.Tensor))
         return result
 
-    def getitem(self, value: Lazy, key: Any) -> Any:
-        """Indexing: integers are data of the node, everything else belongs to its type."""
-        index = key if isinstance(key, tuple) else (key,)
-        if type(value) is Rows and len(index) == 1 and type(index[0]) is int and value.elements is not None:
-            return value.elements[index[0]]
-        value = self.resolve(value)
-        if not any(type(i) is int or isinstance(i, Lazy) for i in index):
-            return self._record(operator.getitem, (value, key), {}, Parts(self))
-        if any(
-            isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and (i.shape or i.dtype is torch.bool)) for i in index
-        ):
-            return self._record(operator.getitem, (value, key), {}, Parts(self))
-        return self._record(take_items, (value, *_in_bounds(index, value.shape)), {}, Parts(self, is_cell=True))
-
-
-def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
-    """`value[index]` for integers given as 0-d tensors, slices and None."""
-    dim = 0
-    for i in index:
-        if isinstance(i, torch.Tensor):
-            value = value.index_select(dim, i.reshape(1)).squeeze(dim)
-        elif i is None:
-            value, dim = value.unsqueeze(dim), dim + 1
-        else:
-            value, dim = value[(slice(None),) * dim + (i,)], dim + 1
-    return value
-
-
-def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
-    """An index with `...` written out and integers made non-negative; raises as torch would."""
-    if any(i is Ellipsis for i in index):
-        at = index.index(Ellipsis)
-        missing = len(shape) - sum(i is not None for i in index) + 1
-        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
-    result, dim = [], 0
-    for i in index:
-        if i is not None and dim >= len(shape):
-            raise IndexError(f"too many indices for a value of {len(shape)} dimensions")
-        if type(i) is int:
-            if not -shape[dim] <= i < shape[dim]:
-                raise IndexError(f"index {i} is out of bounds for dimension {dim} with size {shape[dim]}")
-            i = i % shape[dim]
-        result.append(i)
-        dim += i is not None
-    return result
-
 
 def flatten(args: Any, kwargs: Any) -> list[Any]:
     """The leaves of arguments, through lists, tuples and dicts."""
@@ -366,33 +323,6 @@ def flatten(args: Any, kwargs: Any) -> list[Any]:
         else:
             leaves.append(item)
     return leaves
-
-
-def is_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    if getattr(func, "__module__", None) == "_operator":  # and_, or_
-        return False
-    return (
-        name in ("__setitem__", "__set__")
-        or (name.endswith("_") and not name.endswith("__"))
-        or name in IN_PLACE_OPERATORS
-    )
-
-
-def _refuse_in_place(func: Callable[..., Any], kwargs: Any) -> None:
-    name = getattr(func, "__name__", "")
-    if name == "__setitem__":
-        raise InPlaceError(
-            "a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
-            "use torch.stack(values)"
-        )
-    if is_in_place(func):
-        plain = name.strip("_").removeprefix("i") if name in IN_PLACE_OPERATORS else name.strip("_")
-        raise InPlaceError(
-            f"{name} writes in place, which lazy values do not allow; use {plain} and rebind: x = x.{plain}(…)"
-        )
-    if kwargs.get("out") is not None:
-        raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
 
 
 def _version(result: Any) -> int:

@@ -1,0 +1,62 @@
+"""Indexing lazy values: integers are data of the node, everything else belongs to its type."""
+
+from __future__ import annotations
+
+import operator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edbatch.frontend.lazy import Lazy, Rows
+
+if TYPE_CHECKING:
+    from edbatch.frontend.recorder import Recorder
+
+
+def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
+    """`value[key]`. Integers, also lazy ones, are operands; slices, None and … belong to the type."""
+    index = key if isinstance(key, tuple) else (key,)
+    if type(value) is Rows and len(index) == 1 and type(index[0]) is int and value.elements is not None:
+        return value.elements[index[0]]
+    value = recorder.resolve(value)
+    has_numbers = any(type(i) is int or isinstance(i, Lazy) for i in index)
+    has_tensors = any(isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and _is_mask_or_list(i)) for i in index)
+    if has_tensors or not has_numbers:
+        return recorder.record_op(operator.getitem, (value, key))
+    return recorder.record_op(take_items, (value, *_in_bounds(index, value.shape)), numbers_are_data=True)
+
+
+def _is_mask_or_list(index: Lazy) -> bool:
+    return bool(index.shape) or index.dtype is torch.bool
+
+
+def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
+    """`value[index]` for integers given as 0-d tensors, slices and None."""
+    dim = 0
+    for i in index:
+        if isinstance(i, torch.Tensor):
+            value = value.index_select(dim, i.reshape(1)).squeeze(dim)
+        elif i is None:
+            value, dim = value.unsqueeze(dim), dim + 1
+        else:
+            value, dim = value[(slice(None),) * dim + (i,)], dim + 1
+    return value
+
+
+def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
+    """An index with `...` written out and integers made non-negative; raises as torch would."""
+    if any(i is Ellipsis for i in index):
+        at = index.index(Ellipsis)
+        missing = len(shape) - sum(i is not None for i in index) + 1
+        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
+    result, dim = [], 0
+    for i in index:
+        if i is not None and dim >= len(shape):
+            raise IndexError(f"too many indices for a value of {len(shape)} dimensions")
+        if type(i) is int:
+            if not -shape[dim] <= i < shape[dim]:
+                raise IndexError(f"index {i} is out of bounds for dimension {dim} with size {shape[dim]}")
+            i = i % shape[dim]
+        result.append(i)
+        dim += i is not None
+    return result
