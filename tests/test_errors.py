@@ -225,3 +225,31 @@ def test_lazy_values_cannot_be_pickled():
 
     with pytest.raises(TypeError, match="return it instead"):
         run(lambda x: copy.deepcopy(x * 2))
+
+
+def test_an_error_while_running_names_the_cell_and_the_number():
+    embedding = nn.Embedding(5, 3)
+    with pytest.raises(IndexError) as caught:
+        run(lambda i: embedding(i), [1, 20, 3])
+    assert "while running Embedding(i64[])" in caught.value.__notes__[0]
+    assert "largest number it got is 20, in example 1" in caught.value.__notes__[0]
+
+
+def test_a_column_given_by_keyword():
+    with pytest.raises(TypeError) as caught:
+        run(lambda x, y: x + y["a"], X, y=[1.0, 2.0])
+    assert "Keywords (y) are shared by all examples; give columns by position" in caught.value.__notes__[0]
+
+
+def test_shape_errors_do_not_log(caplog, capfd):
+    with pytest.raises(RuntimeError, match="must match"):
+        run(lambda x: x + torch.ones(4))
+    assert not caplog.records
+    assert capfd.readouterr().err == ""
+
+
+def test_whole_sequence_modules_say_what_to_use():
+    lstm = nn.LSTM(3, 2)
+    batched = edbatch.batch(lambda x: lstm(torch.stack([x, x * 2]))[0])
+    batched(X)
+    assert "LSTMCell" in batched.explain()

@@ -76,7 +76,9 @@ class Batched(nn.Module):
         Batches against the lower bound and other policies, copies, what ran alone.
         """
         if self.stats is None:
-            raise BatchError("nothing to explain yet; call the batched function first")
+            raise BatchError(
+                "nothing to explain yet; call the batched function first (under EDBATCH_EAGER nothing is batched)"
+            )
         return explain(self.stats, self.policy)
 
     def train(self, mode: bool = True) -> Batched:

@@ -40,10 +40,11 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     batched = fn if isinstance(fn, Batched) else batch(fn, stack=False)
     function = batched.fn
     ours = pytree.tree_leaves(batched(*columns, **keywords))
-    theirs = pytree.tree_leaves(batched.one_by_one(*columns, **keywords))
-    pairs = [(a, b) for a, b in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
-    for i, (a, b) in enumerate(pairs):
-        _compare(f"result {i}", a, b)
+    theirs = pytree.tree_flatten_with_path(batched.one_by_one(*columns, **keywords))[0]
+    pairs = [(a, b) for a, (_, b) in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
+    for a, (path, b) in zip(ours, theirs, strict=True):
+        if isinstance(b, Tensor):
+            _compare(f"result{pytree.keystr(path)}", a, b)
     root = getattr(function, "__self__", function)
     parameters: dict[str, Tensor] = (
         {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
@@ -84,5 +85,6 @@ def _compare(name: str, ours: Any, theirs: Tensor) -> None:
         at = tuple((~same).nonzero()[0].tolist())
         raise CheckError(
             f"{name} differs at {list(at)}: {ours[at].item()!r} batched, {theirs[at].item()!r} one by one "
-            f"({int((~same).sum())} of {same.numel()} entries differ)"
+            f"({int((~same).sum())} of {same.numel()} entries differ). Functions that draw random numbers, "
+            "such as dropout in training mode, differ by nature: put the model into eval mode first"
         )

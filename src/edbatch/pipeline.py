@@ -76,11 +76,12 @@ class Pipeline:
         outputs = []
         with recording(recorder, self.shortcuts):
             for i, example in enumerate(examples):
+                recorder.starts.append(len(recorder.types))
                 lazy = [recorder.outside(x) if isinstance(x, Tensor) else x for x in example]
                 try:
                     outputs.append(self.function(*lazy, **keywords))
                 except Exception as error:
-                    error.add_note(_where(i, error))
+                    error.add_note(_where(i, error) + _hint(len(examples), keywords))
                     raise
             results = Results.collect(outputs, recorder)
             return recorder.finish(), results
@@ -168,3 +169,11 @@ def _where(example: int, error: Exception) -> str:
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
     line = f", at {frames[-1].filename}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     return f"while recording example {example} of the mini-batch{line}"
+
+
+def _hint(num_examples: int, keywords: dict[str, Any]) -> str:
+    """What is often the reason for an error: a column given by keyword."""
+    like_columns = [k for k, v in keywords.items() if isinstance(v, list | tuple | Tensor) and len(v) == num_examples]
+    if not like_columns:
+        return ""
+    return f". Keywords ({', '.join(like_columns)}) are shared by all examples; give columns by position"

@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -384,3 +385,65 @@ def test_frozen_parameters_are_shared():
     torch.testing.assert_close(batched(X), X @ (weight @ weight))
     assert batched.stats.num_types == batched.stats.num_batches == 1
     assert batched.stats.peak_bytes < 10 * X.nbytes
+
+
+CLASS_WEIGHTS = torch.arange(6, dtype=torch.float64) + 1
+POSITION = nn.Parameter(torch.randn(9, 6, dtype=torch.float64))
+
+
+def test_losses_with_weights_that_have_no_gradient():
+    def function(x, label):
+        entropy = F.cross_entropy(x, torch.tensor(label), weight=CLASS_WEIGHTS)
+        both = F.binary_cross_entropy_with_logits(
+            x, torch.ones(6).double(), weight=CLASS_WEIGHTS, pos_weight=CLASS_WEIGHTS
+        )
+        return entropy + both
+
+    batched = edbatch.batch(function)
+    edbatch.check(batched, X.clone().requires_grad_(), [0, 5, 2, 2])
+    assert not any(t.runs_alone for t in batched.stats.types)
+
+
+def test_inplace_keyword_rebinds():
+    edbatch.check(edbatch.batch(lambda x: F.relu(x * 2, inplace=True)), X.clone().requires_grad_())
+
+
+def test_a_row_of_a_parameter_is_data():
+    batched = edbatch.batch(lambda x, i: x + POSITION[i] + POSITION[-1 - i, 2] + POSITION[i, 1:3].sum())
+    ours, theirs = batched(X, [0, 3, 8, 3]), batched.one_by_one(X, [0, 3, 8, 3])
+    torch.testing.assert_close(ours, theirs)
+    assert max(t.num_batches for t in batched.stats.types) <= 3
+    assert batched.stats.num_types < 8
+    torch.testing.assert_close(
+        torch.autograd.grad((ours**2).sum(), POSITION)[0], torch.autograd.grad((theirs**2).sum(), POSITION)[0]
+    )
+    with pytest.raises(IndexError, match="index 9 is out of bounds"):
+        batched(X, [0, 9, 8, 3])
+
+
+def test_numpy_numbers():
+    embedding = nn.Embedding(5, 3)
+    batched = edbatch.batch(lambda i: np.float32(0.5) * embedding(i) * np.float64(2.0))
+    assert torch.equal(batched(np.array([1, 4, 0])), embedding.weight[[1, 4, 0]])
+    assert torch.equal(batched.one_by_one(np.array([1, 4, 0])), embedding.weight[[1, 4, 0]])
+
+
+def test_nested_batch_of_lazy_values_stacks_them():
+    inner = edbatch.batch(nn.Embedding(5, 3))
+    outer = edbatch.batch(lambda n: inner(list(range(n))).sum(0))
+    torch.testing.assert_close(outer([1, 2, 3]), torch.stack([inner.fn.weight[:n].sum(0) for n in (1, 2, 3)]))
+
+
+def test_recursion_is_as_deep_as_without():
+    class Chain(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 3)
+
+        def forward(self, n):
+            return self.layer(torch.ones(3)) if n == 0 else self.layer(self(n - 1))
+
+    chain = Chain()
+    with torch.no_grad():
+        edbatch.batch(chain)([200])
+        chain(200)

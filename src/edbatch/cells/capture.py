@@ -10,6 +10,7 @@ body that writes in place is traced again through torch's functionalization.
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -148,7 +149,7 @@ def capture(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence
     grad = torch.is_grad_enabled()
     with (
         _LOCK, _disable_current_modes(), torch.inference_mode(False), torch.set_grad_enabled(grad),
-        _no_autocast_cache(), sdpa_kernel(SDPBackend.MATH),
+        _no_autocast_cache(), sdpa_kernel(SDPBackend.MATH), _no_log(),
     ):  # fmt: skip
         try:
             try:
@@ -181,6 +182,17 @@ def _set_functionalization(on: bool) -> None:
             torch._enable_functionalization(reapply_views=True)
         else:
             torch._disable_functionalization()  # type: ignore[no-untyped-call]
+
+
+@contextmanager
+def _no_log() -> Iterator[None]:
+    """torch logs a page whenever fake tensors do not fit together; the error alone tells the user."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True
+    try:
+        yield
+    finally:
+        log.disabled = before
 
 
 @contextmanager

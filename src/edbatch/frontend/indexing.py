@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.frontend.signature import Parts
+from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -23,7 +25,25 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     has_tensors = any(isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and _is_mask_or_list(i)) for i in index)
     if has_tensors or not has_numbers:
         return recorder.record_op(operator.getitem, (value, key))
-    return recorder.record_op(take_items, (value, *_in_bounds(index, value.shape)), numbers_are_data=True)
+    return recorder.record_op(take_items, (value, *_in_bounds(index, value.shape)), Parts(recorder, is_cell=True))
+
+
+def is_row_number(key: Any) -> bool:
+    """Whether an index picks a row by a number."""
+    return type(key) is int or (type(key) is tuple and len(key) > 0 and type(key[0]) is int)
+
+
+def row_of(recorder: Recorder, table: torch.Tensor, key: Any) -> Any:
+    """`parameter[number]`: the number is data. As part of the type it would make every row a type of its own."""
+    first, *rest = _in_bounds(key if isinstance(key, tuple) else (key,), table.shape)
+    numbers = Spec((), torch.int64, table.device)
+    row = recorder.record_op(take_row, (table, first), Parts(recorder, number_like=numbers))
+    return row[tuple(rest)] if rest else row
+
+
+def take_row(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """`table[number]` as an embedding, whose gradient is formed once for all rows."""
+    return torch.nn.functional.embedding(number, table.reshape(table.shape[0], -1)).reshape(table.shape[1:])
 
 
 def _is_mask_or_list(index: Lazy) -> bool:

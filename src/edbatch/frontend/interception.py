@@ -46,6 +46,8 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if recorder is None:
         return _call_plain(module, args, kwargs)
     if kwargs:
+        if module in recorder.plain:
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return recorder.call(module, args, kwargs)
     key: Any = None
     flat: Any = None
@@ -70,6 +72,8 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         key, flat = _signature(module, args)
     entry = recorder.entries.get(key)
     if entry is None:
+        if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return recorder.call(module, args, kwargs)
     types = recorder.types
     node = len(types)

@@ -10,6 +10,7 @@ import enum
 import threading
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +23,10 @@ from edbatch.frontend.marking import CellFunction, CellOptions, numbers_to_tenso
 from edbatch.spec import Spec
 
 SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
+HOOKS = "a module of the cell has hooks, which must see every call"
+WHOLE_SEQUENCE = (
+    "nn.LSTM, nn.GRU and nn.RNN run a whole sequence in one call; with LSTMCell, GRUCell or RNNCell steps are batched"
+)
 MAX_STATES = 8  # states of a cell (train, eval, …) whose kernels are kept
 MAX_KERNELS = 1000  # signatures of a cell in one state
 
@@ -47,7 +52,7 @@ class Cell:
     options: CellOptions
     static: frozenset[Hashable]
     state: Hashable
-    has_hooks: bool
+    alone: str | None  # why it must run one by one
     parameters: tuple[torch.Tensor, ...]
 
 
@@ -83,7 +88,7 @@ class KernelCache:
             return None
         static = static_positions(target, options) if options.static else frozenset()
         if isinstance(target, CellFunction):
-            return Cell(options, static, (), False, ())
+            return Cell(options, static, (), None, ())
         modules = list(target.modules())
         for module in modules:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
@@ -94,7 +99,9 @@ class KernelCache:
                     "eval mode"
                 )
         state = tuple(_state(module) for module in modules)
-        return Cell(options, static, state, any(map(_has_hooks, modules)), tuple(target.parameters()))
+        is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
+        alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(map(_has_hooks, modules)) else None
+        return Cell(options, static, state, alone, tuple(target.parameters()))
 
     def kernel(
         self,
@@ -133,23 +140,36 @@ def _capture(
     from edbatch.cells.compiled import compile_cell  # at first use: it costs as much to import as all the rest
 
     reason = alone
-    if reason is None and (cell is None or not (cell.options.batched or cell.has_hooks)):
+    if cell is not None and not cell.options.batched:
+        reason = reason or cell.alone
+    failure: Exception | None = None
+    inputs = range(len(rows) + len(shared))
+    for constant in ((), *combinations(inputs, 1), *combinations(inputs, 2)):
+        if reason is not None or (cell is not None and cell.options.batched):
+            break
         try:
-            compiled = compile_cell(function, rows, shared, name=name)
+            compiled = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
             compiled.rehearse()
             return compiled
         except CaptureError as error:
             reason = str(error)
-        except RuntimeError:
-            function(
-                *[spec.empty().zero_() for spec in (*rows, *shared)]
-            )  # torch's own message says more than the capture's
-            raise
-    elif cell is not None and cell.has_hooks:
-        reason = "a module of the cell has hooks, which must see every call"
+        except RuntimeError as error:
+            failure = failure or error
+        if "not differentiable with respect to" not in str(failure):
+            break
+    if failure is not None and reason is None:
+        function(*[spec.empty().zero_() for spec in (*rows, *shared)])  # torch's own message says more
+        raise failure
     parameters = cell.parameters if cell is not None else ()
     grad = Context.current().grad
     return EagerKernel(function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
+
+
+def _without_gradient(function: Callable[..., Any], constant: tuple[int, ...]) -> Callable[..., Any]:
+    """The function with some arguments taken as constants, such as the class weights of a loss."""
+    if not constant:
+        return function
+    return lambda *tensors: function(*[t.detach() if i in constant else t for i, t in enumerate(tensors)])
 
 
 def _hooks(module: nn.Module) -> list[Any]:

@@ -40,6 +40,7 @@ class Lazy:
     """A value that will exist once the whole mini-batch has been recorded."""
 
     __slots__ = ("kind", "ref")
+    __array_ufunc__ = None  # numpy's numbers leave arithmetic with lazy values to us
     ref: Any  # an int; of a Rows or PendingSum that is not recorded yet, what their own docstrings say
 
     kind: (

@@ -15,6 +15,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -168,7 +169,7 @@ def numbers_to_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: dict[st
 def convert_numbers(
     target: Any, options: CellOptions, args: tuple[Any, ...], kwargs: dict[str, Any], device: torch.device
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if not any(type(a) in (int, float, tuple, list, dict) for a in (*args, *kwargs.values())):
+    if not any(isinstance(a, int | float | np.number | tuple | list | dict) for a in (*args, *kwargs.values())):
         return args, kwargs
     static = options.static
     if static:
@@ -181,6 +182,8 @@ def convert_numbers(
 
 
 def _tensor(value: Any, device: torch.device) -> Any:
+    if isinstance(value, np.number):
+        value = value.item()
     kind = type(value)
     if kind is int:
         return torch.tensor(value, dtype=torch.int64, device=device)

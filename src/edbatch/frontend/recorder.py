@@ -18,10 +18,10 @@ import torch
 from torch import nn
 
 from edbatch.cells.kernel import Kernel
-from edbatch.errors import LeakedValueError
+from edbatch.errors import InPlaceError, LeakedValueError
 from edbatch.frontend import rows as rows_of_values
 from edbatch.frontend.in_place import is_in_place, refuse_in_place
-from edbatch.frontend.indexing import getitem
+from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import active, is_row_wise
@@ -70,6 +70,8 @@ class Recorder:
         self.types: list[int] = []
         self.args: list[int] = []
         self.node_types: list[NodeType] = []
+        self.plain: set[nn.Module] = set()  # modules that are no cells
+        self.starts: list[int] = []  # the first node of every example
         self.is_open = True
         self.suspended = False
         self._kinds: dict[Spec, Kind] = {}
@@ -99,14 +101,21 @@ class Recorder:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
         known = self._outside_of.get(id(tensor))
         if known is None:
-            known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(Spec.of(tensor)))
-            self._by_memory.setdefault(tensor.untyped_storage()._cdata, []).append(len(self._outside))
+            with torch._C.DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
+                spec, memory = Spec.of(tensor), tensor.untyped_storage()._cdata
+            known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(spec))
+            self._by_memory.setdefault(memory, []).append(len(self._outside))
             self._outside.append(tensor)
         return known
 
     def _protect(self, tensors: list[torch.Tensor]) -> None:
         """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
         for tensor in tensors:
+            if self.is_shared(tensor) and any(tensor is used for t in self.node_types for used in t.shared):
+                raise InPlaceError(
+                    "a parameter or buffer was written in place after it was used in the same mini-batch, but all "
+                    "examples share one value of it; write it before or after the batched call"
+                )
             for i in self._by_memory.pop(tensor.untyped_storage()._cdata, ()):
                 del self._outside_of[id(self._outside[i])]
                 self._outside[i] = self._outside[i].clone()
@@ -119,6 +128,7 @@ class Recorder:
             np.fromiter(self.args, np.int64, len(self.args)),
             tuple(self.node_types),
             tuple(self._outside),
+            np.array(self.starts, dtype=np.int64),
         )
 
     # ---- values
@@ -164,6 +174,8 @@ class Recorder:
         except KeyError:
             cell = self._cells[target] = self.kernels.cell(target)
         if cell is None:
+            if target._compiled_call_impl is None:
+                self.plain.add(target)  # from now on called without this detour
             return module_call(target, *args, **kwargs)
         if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target):
             return self.row_wise(target, args, kwargs, cell)
@@ -228,8 +240,9 @@ class Recorder:
     def getitem(self, value: Lazy, key: Any) -> Any:
         return getitem(self, value, key)
 
-    def record_op(self, func: Callable[..., Any], args: tuple[Any, ...], *, numbers_are_data: bool = False) -> Any:
-        return self._record(func, args, {}, Parts(self, is_cell=numbers_are_data))
+    def record_op(self, func: Callable[..., Any], args: tuple[Any, ...], parts: Parts | None = None) -> Any:
+        """A call of an op on these arguments; `parts` says how they are taken apart, if not as of torch's functions."""
+        return self._record(func, args, {}, parts or Parts(self))
 
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a torch function, operator or method while recording."""
@@ -249,6 +262,8 @@ class Recorder:
         if func in ADD and len(args) == 2 and not kwargs and (total := rows_of_values.add(self, *args)) is not None:
             return total
         refuse_in_place(func, kwargs)
+        if kwargs.get("inplace"):  # the user's variable is rebound to the result, as with +=
+            kwargs = {**kwargs, "inplace": False}
         if any(type(v) is Rows for v in leaves):
             result = rows_of_values.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
@@ -291,6 +306,8 @@ class Recorder:
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or (t.requires_grad and self.is_shared(t)) for t in tensors):
             return func(*args, **kwargs)
+        if func is torch.Tensor.__getitem__ and is_row_number(args[1]):
+            return row_of(self, *args)
         if all(self.is_shared(t) for t in tensors):
             return self._once(func, args, kwargs)
         return self._record(func, args, kwargs, Parts(self))

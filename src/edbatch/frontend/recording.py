@@ -46,6 +46,7 @@ class Recording:
     args: Ints
     node_types: tuple[NodeType, ...]
     outside: tuple[torch.Tensor, ...]
+    starts: Ints  # the first node of every example
 
     @cached_property
     def table(self) -> SlotTable:

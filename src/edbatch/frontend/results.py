@@ -77,7 +77,7 @@ class Results:
 
     def _leaf(self, j: int, gathered: list[tuple[Group, Tensor]], stack: bool | str) -> Any:
         values = self.leaves[j]
-        if not gathered and not all(isinstance(v, Tensor) for v in values):
+        if not gathered and not all(isinstance(v, Tensor | Lazy) for v in values):
             return list(values)
         if len(gathered) == 1 and (whole := _whole(*gathered[0], stack)) is not None:
             return whole

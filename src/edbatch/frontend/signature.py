@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -75,6 +76,8 @@ class Parts:
             if self.is_cell or not self.recorder.is_shared(value):
                 return self._operand(self.recorder.outside(value))
             return self._shared(value)
+        if isinstance(value, np.number):
+            return self.take(value.item(), static=static)
         if value is None or kind is bool or kind is str:
             self.key.append(value)
             return value

@@ -14,7 +14,7 @@ from edbatch.cells.kernel import Training
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
 from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Layout, plan
+from edbatch.planning.layout import Layout, Slot, plan
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.needs import Needs
@@ -106,7 +106,11 @@ class Execution:
                 self.training[t] = training
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
         for batch, t in enumerate(self.operands.batch_types):
-            self._run_batch(batch, t)
+            try:
+                self._run_batch(batch, t)
+            except Exception as error:
+                error.add_note(self._where(batch, t))
+                raise
 
     def _run_batch(self, batch: int, t: int) -> None:
         node_type = self.types[t]
@@ -117,6 +121,22 @@ class Execution:
             node_type.kernel.infer(self.size(batch, t), rows, self.prologues[t], outs)
         else:
             training.forward(self.size(batch, t), rows, self.prologues[t], outs, self.ranges(self.saved[t], batch, t))
+
+    def _where(self, batch: int, t: int) -> str:
+        """Which cell failed while running, and for the numbers it was given the examples with the extreme ones."""
+        schedule, starts = self.plan.schedule, self.plan.recording.starts
+        nodes = schedule.order[schedule.starts[batch] : schedule.starts[batch + 1]]
+        example = np.searchsorted(starts, nodes, side="right") - 1
+        text = (
+            f"while running {self.types[t].name} for {len(nodes)} calls in examples {example.min()} to {example.max()}"
+        )
+        for slot, kind in enumerate(self.types[t].slots):
+            if kind == Slot.DATA and not self.types[t].slot_specs[slot].is_float:  # type: ignore[union-attr]
+                begin, size = self.operands.begin[batch][slot], self.operands.size[batch][slot]
+                numbers = self.plan.layout.index[begin : begin + size]
+                for word, at in (("smallest", int(numbers.argmin())), ("largest", int(numbers.argmax()))):
+                    text += f"; the {word} number it got is {numbers[at]}, in example {example[at]}"
+        return text
 
     def _take_outside(self) -> None:
         """Copy the inputs from outside into the first rows of their arenas."""
