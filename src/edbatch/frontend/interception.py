@@ -75,22 +75,20 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return recorder.call(module, args, kwargs)
-    types = recorder.types
-    node = len(types)
-    types.append(entry.id)
-    recorder.args += flat
-    if not entry.simple:
-        return entry.outputs(node)
-    kinds = entry.kinds
-    first = Lazy()
-    first.ref = node
-    first.kind = kinds[0]
+    node = len(recorder.types)
+    recorder.add_type(entry.id)
+    recorder.add_args(flat)
+    if entry.simple == 2:
+        first, second = Lazy(), Lazy()
+        first.ref, second.ref = node, node + REF
+        first.kind, second.kind = entry.kinds
+        return first, second
     if entry.simple == 1:
+        first = Lazy()
+        first.ref = node
+        first.kind = entry.kinds[0]
         return first
-    second = Lazy()
-    second.ref = node + REF
-    second.kind = kinds[1]
-    return first, second
+    return entry.outputs(node)
 
 
 def _signature(module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, list[int]]:

@@ -69,6 +69,7 @@ class Recorder:
         self.device = device
         self.types: list[int] = []
         self.args: list[int] = []
+        self.add_type, self.add_args = self.types.append, self.args.extend
         self.node_types: list[NodeType] = []
         self.plain: set[nn.Module] = set()  # modules that are no cells
         self.starts: list[int] = []  # the first node of every example
@@ -147,8 +148,8 @@ class Recorder:
 
     def add(self, entry: Entry, flat: Sequence[int], length: int | None = None) -> Any:
         node = len(self.types)
-        self.types.append(entry.id)
-        self.args += flat
+        self.add_type(entry.id)
+        self.add_args(flat)
         return entry.outputs(node, length)
 
     def entry(self, key: Hashable, make: Callable[[], NodeType], context: Context | None = None) -> Entry:
