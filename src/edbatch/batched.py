@@ -11,7 +11,7 @@ from torch import nn
 from edbatch.errors import BatchError
 from edbatch.explain import explain
 from edbatch.frontend.interception import one_by_one
-from edbatch.frontend.marking import active
+from edbatch.frontend.marking import active, plain_loop
 from edbatch.frontend.results import STACKS, Results
 from edbatch.pipeline import Pipeline, zip_columns
 from edbatch.planning import policies
@@ -33,11 +33,12 @@ class Batched(nn.Module):
 
     def __init__(self, fn: Callable[..., Any], policy: Policy, stack: bool | str):
         super().__init__()
-        if isinstance(fn, nn.Module):
+        owner = getattr(fn, "__self__", fn)
+        if isinstance(owner, nn.Module):
             # The same parameters under the same names: the dictionaries themselves are shared.
             for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
-                self.__dict__[name] = fn.__dict__[name]
-            self.training = fn.training
+                self.__dict__[name] = owner.__dict__[name]
+            self.training = owner.training
         self.__dict__["fn"] = fn  # not as a submodule: its parameters are ours already
         self.policy = policy
         self.stack = stack
@@ -48,7 +49,7 @@ class Batched(nn.Module):
         """The results of `fn` on every example: positional arguments are columns, keywords are shared."""
         if active.get() is not None:
             return self._inside_another(columns, keywords)
-        if os.environ.get("EDBATCH_EAGER", "0") not in ("", "0"):
+        if plain_loop.get() or os.environ.get("EDBATCH_EAGER", "0") not in ("", "0"):
             return self.one_by_one(*columns, **keywords)
         result, self.stats = self.pipeline(columns, keywords, self.policy, self.stack)
         return result
@@ -83,8 +84,9 @@ class Batched(nn.Module):
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)
-        if isinstance(self.fn, nn.Module):
-            self.fn.train(mode)
+        owner = getattr(self.fn, "__self__", self.fn)
+        if isinstance(owner, nn.Module):
+            owner.train(mode)
         return self
 
     def __getstate__(self) -> dict[str, Any]:

@@ -38,26 +38,26 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
         CheckError: names the result or parameter, the example where it can, and both values.
     """
     batched = fn if isinstance(fn, Batched) else batch(fn, stack=False)
-    function = batched.fn
     ours = pytree.tree_leaves(batched(*columns, **keywords))
     theirs = pytree.tree_flatten_with_path(batched.one_by_one(*columns, **keywords))[0]
     pairs = [(a, b) for a, (_, b) in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
     for a, (path, b) in zip(ours, theirs, strict=True):
         if isinstance(b, Tensor):
             _compare(f"result{pytree.keystr(path)}", a, b)
-    root = getattr(function, "__self__", function)
-    parameters: dict[str, Tensor] = (
-        {f"the gradient of {n}": p for n, p in root.named_parameters()} if isinstance(root, nn.Module) else {}
-    )
-    parameters |= {
-        f"the gradient of the tensor in column {i}": c for i, c in enumerate(columns) if isinstance(c, Tensor)
-    }
-    parameters = {name: p for name, p in parameters.items() if p.requires_grad}
+    recorded = batched.pipeline.record(columns, keywords)[0]
+    tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
+    root = getattr(batched.fn, "__self__", batched.fn)
+    tensors += list(root.parameters()) if isinstance(root, nn.Module) else []
+    tensors += [c for c in columns if isinstance(c, Tensor)]
+    leaves = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
+    named = [(f"the gradient of {batched.pipeline.kernels.name_of_tensor(t)}", t) for t in leaves.values()]
     wanted = [(a, b) for a, b in pairs if b.requires_grad]
-    if not wanted or not parameters:
+    if any(not a.requires_grad for a, _ in wanted):
+        raise CheckError("a result has a gradient one by one, but none batched")
+    if not wanted or not named:
         return
-    gradients = [_gradients([pair[side] for pair in wanted], list(parameters.values())) for side in (0, 1)]
-    for name, a, b in zip(parameters, *gradients, strict=True):
+    gradients = [_gradients([pair[side] for pair in wanted], [t for _, t in named]) for side in (0, 1)]
+    for (name, _), a, b in zip(named, *gradients, strict=True):
         _compare(name, a, b)
 
 

@@ -200,19 +200,37 @@ def test_hooks_of_a_cell_see_every_call():
     model = edbatch.cell(nn.Linear(3, 2))
     batched = edbatch.batch(lambda x: model(x))
     batched(X)
-    handle = model.register_forward_hook(lambda module, args, output: seen.append(output.detach()) or output * 2)
-    torch.testing.assert_close(batched(X), torch.stack([model(x) for x in X]))
+    handle = model.register_forward_hook(lambda module, args, output: seen.append(args[0]) or output * 2)
+    with torch.no_grad():
+        ours = batched(X)
+        assert torch.equal(torch.stack(seen), X)  # each call once, and what a hook keeps is not overwritten
+        batched(X * 3)
+        assert torch.equal(torch.stack(seen[:5]), X)
+    torch.testing.assert_close(ours, torch.stack([model(x) for x in X]))
     assert "hooks" in batched.explain()
     handle.remove()
     torch.testing.assert_close(batched(X), model(X))
     assert batched.stats.types[0].runs_alone is None
 
 
-def test_hooks_of_the_model_run_for_every_example():
-    seen = []
-    model = nn.Sequential(nn.Linear(3, 2))
-    model.register_forward_pre_hook(lambda module, args: seen.append(args))
+def test_buffers_written_by_a_cell_that_runs_one_by_one():
+    class Counting(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(()))
 
+        def forward(self, x):
+            self.count += 1
+            return x * 2
+
+    model = edbatch.cell(Counting())
+    batched = edbatch.batch(model)
+    torch.testing.assert_close(batched(X), X * 2)
+    assert batched.stats.types[0].runs_alone
+    assert model.count == 5
+
+
+def test_hooks_of_the_model_run_for_every_example():
     class Outer(nn.Module):
         def __init__(self):
             super().__init__()
@@ -221,7 +239,58 @@ def test_hooks_of_the_model_run_for_every_example():
         def forward(self, x):
             return self.linear(x)
 
-    outer = Outer()
+    outer, seen = Outer(), []
+    outer.register_forward_pre_hook(lambda module, args: seen.append(args))
     outer.register_forward_hook(lambda module, args, output: output + 1)
-    edbatch.check(outer, X)
     torch.testing.assert_close(edbatch.batch(outer)(X), outer.linear(X) + 1)
+    assert len(seen) == 5
+    outer.register_full_backward_hook(lambda module, gi, go: None)
+    with pytest.raises(edbatch.EdbatchError, match="backward hooks"):
+        edbatch.batch(outer)(X)
+
+
+class Methods(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear, self.scale = nn.Linear(3, 3), 1.0
+        self.dropout = nn.Dropout(1.0)
+
+    @edbatch.cell
+    def step(self, x):
+        return self.dropout(self.linear(x)) * self.scale
+
+    def forward(self, x):
+        return self.step(self.step(x))
+
+
+def test_marked_methods_are_guarded_like_modules():
+    model = Methods().eval()
+    batched = edbatch.batch(model)
+    torch.testing.assert_close(batched(X), model.linear(model.linear(X)))
+    assert batched.stats.num_nodes == 10
+    assert batched.train()(X).abs().sum() == 0
+    batched.eval()
+    model.scale = 2.0
+    torch.testing.assert_close(batched(X), 2 * model.linear(2 * model.linear(X)))
+    model.linear = nn.Linear(3, 3)
+    edbatch.check(batched, X)
+
+
+def test_a_bound_method_brings_its_module():
+    model = Methods()
+    batched = edbatch.batch(model.forward)
+    assert list(batched.state_dict()) == list(model.state_dict())
+    batched.eval()
+    assert not model.training
+    edbatch.check(batched, X)
+
+
+def test_another_patch_of_module_calls_survives():
+    original = nn.Module.__call__
+    patched = lambda module, *args, **kwargs: original(module, *args, **kwargs)  # noqa: E731
+    nn.Module.__call__ = patched
+    try:
+        edbatch.batch(nn.Linear(3, 3))(X)
+        assert nn.Module.__call__ is patched
+    finally:
+        nn.Module.__call__ = original

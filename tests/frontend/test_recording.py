@@ -303,20 +303,25 @@ def test_other_functions_of_rows_are_typed_by_length():
 def test_nested_batch():
     inner = edbatch.batch(lambda x, y: torch.tanh(x + y))
 
-    def outer(xs):
-        return inner([x * 2 for x in xs], xs).sum(0)
+    def outer(x, n):
+        return inner([x * 2] * n, [x * i for i in range(n)]).sum(0)
 
-    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
-    ours = edbatch.batch(outer)(lists)
-    theirs = torch.stack([sum(torch.tanh(3 * x) for x in xs) for xs in lists])
-    torch.testing.assert_close(ours, theirs)
+    batched = edbatch.batch(outer)
+    ours = batched(X, [1, 2, 3, 4])
+    expected = [sum(torch.tanh(2 * x + x * i) for i in range(n + 1)) for n, x in enumerate(X)]
+    torch.testing.assert_close(ours, torch.stack(expected))
+    assert batched.stats.num_nodes == 14 + 10 + 10 + 4  # products, sums of two, tanh, sums over rows
+    torch.testing.assert_close(batched.one_by_one(X, [1, 2, 3, 4]), ours)
 
 
-def test_a_batched_call_inside_a_cell_or_of_plain_tensors_works():
+def test_a_batched_call_inside_a_cell():
     inner = edbatch.batch(lambda x: x * 2)
-    torch.testing.assert_close(
-        edbatch.batch(lambda x: x + inner(torch.ones(3, 6, dtype=torch.float64)).sum(0))(X), X + 6
-    )
+    cell = edbatch.cell(lambda x: inner([x, x + 1]).sum(0))
+    batched = edbatch.batch(lambda x: cell(x))
+    torch.testing.assert_close(batched(X), X * 4 + 2)
+    assert batched.stats.num_nodes == 4
+    plain = edbatch.batch(lambda x: x + inner(torch.ones(3, 6, dtype=torch.float64)).sum(0))
+    torch.testing.assert_close(plain(X), X + 6)
 
 
 def test_threads():
@@ -447,3 +452,102 @@ def test_recursion_is_as_deep_as_without():
     with torch.no_grad():
         edbatch.batch(chain)([200])
         chain(200)
+
+
+def test_a_sum_used_after_it_was_added_to_itself():
+    def function(x, y):
+        s = x + y
+        u = s + s
+        v = u + s
+        return s * 1.0, u * 1.0, v * 1.0, s + v
+
+    edbatch.check(function, X, Y)
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 7  # not the gradient of the forward, so that it is seen to be used
+
+
+def test_autograd_functions_on_lazy_values():
+    x = X.clone().requires_grad_()
+    batched = edbatch.batch(lambda x: Doubling.apply(x * 1) + 1)
+    ours = batched(x)
+    torch.testing.assert_close(ours, X * 2 + 1)
+    assert torch.equal(torch.autograd.grad(ours.sum(), x)[0], torch.full_like(X, 7.0))
+
+
+def test_values_reach_a_cell_only_as_arguments():
+    def function(x):
+        h = x * 2
+        return edbatch.cell(lambda y: y + h)(x)
+
+    with pytest.raises(edbatch.EdbatchError, match="pass it as an argument"):
+        edbatch.batch(function)(X)
+
+
+def test_parameter_ops_after_the_parameter_changed():
+    class Growing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
+
+        def forward(self, x):
+            y = x * (self.weight * 2)
+            with torch.no_grad():
+                self.weight.add_(1)
+            return y
+
+    with torch.no_grad():
+        ours = edbatch.batch(Growing())(X)
+        torch.testing.assert_close(ours, torch.stack([x * 2 * (i + 1) for i, x in enumerate(X)]))
+
+
+def test_rows_of_numbers_and_of_integers():
+    linear = nn.Linear(6, 2).double()
+
+    def function(x):
+        return linear(torch.stack([x[i] for i in range(6)])), torch.stack([(x * 9).int(), (x * 5).int()]).sum(0)
+
+    edbatch.check(function, X)
+
+
+def test_a_lazy_index_may_be_negative():
+    edbatch.check(lambda x: x[x.argmax() - 6] + x[..., x.argmin()], X)
+
+
+def test_none_beside_tensors_in_a_list():
+    function = lambda x, i: x * 2 if i else None  # noqa: E731
+    ours = edbatch.batch(function, stack=False)(X, [0, 1, 1, 0])
+    assert ours[0] is None
+    assert torch.equal(ours[1], X[1] * 2)
+
+
+def test_leaked_rows():
+    kept = []
+
+    def keep(x):
+        kept.append(torch.stack([x * 1, x * 2]))
+        return x
+
+    edbatch.batch(keep)(X)
+    for function in (lambda x: kept[0], lambda x: kept[0][0], lambda x: kept[0].sum(0)):
+        with pytest.raises(edbatch.EdbatchError, match="outside the call"):
+            edbatch.batch(function)(X)
+
+
+def test_check_compares_gradients_of_what_a_function_closes_over():
+    weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
+    calls = []
+
+    def drifting(x):
+        calls.append(1)
+        return x * weight if len(calls) > 4 else x * weight.detach() * 0 + x * weight.detach()
+
+    with pytest.raises(edbatch.EdbatchError, match="gradient"):
+        edbatch.check(drifting, X)

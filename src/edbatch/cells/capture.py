@@ -36,7 +36,7 @@ from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
 _LOCK = (
-    threading.Lock()
+    threading.RLock()
 )  # fake tensors, decompositions and the patched `Function.apply` are not for two threads at once
 
 

@@ -78,6 +78,7 @@ class CompiledCell:
     programs: tuple[Emitted, Emitted]
     infer: Callable[..., None]
     verification: Verification = field(repr=False, compare=False)
+    _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
@@ -111,9 +112,13 @@ class CompiledCell:
 
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         """Per output: does a wanted gradient depend on the output's own?"""
+        known = self._differentiable.get((need_rows, need_shared))
+        if known is not None:
+            return known
         pairs = zip((*self.body.row_grads, *self.body.shared_grads), (*need_rows, *need_shared), strict=True)
         live = live_values(self.body, [gradient for gradient, need in pairs if need and gradient is not None])
-        return tuple(tangent is not None and tangent.index in live for tangent in self.body.tangent_of)
+        found = tuple(tangent is not None and tangent.index in live for tangent in self.body.tangent_of)
+        return self._differentiable.setdefault((need_rows, need_shared), found)
 
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training:
         """The training programs for the wanted gradients; made once per choice.

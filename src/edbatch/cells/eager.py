@@ -117,7 +117,7 @@ class EagerKernel:
 
     def infer(self, B: int, rows: Any, pro: _Calls, outs: Any) -> None:
         for place in self.places(B):
-            self.call([row[place] for row in rows], pro.shared, outs, place)
+            self.call([row[place].clone() for row in rows], pro.shared, outs, place)  # the user may keep them
 
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> EagerTraining:
         return EagerTraining(self, need_rows, need_shared, need_outs)

@@ -25,17 +25,18 @@ class RowTraining:
     gradient: Callable[[Any, Any, Any], Any]
     num_slots: int
     num_outputs: int
+    reads_rows: bool
 
     saved: tuple[Spec, ...] = ()
     deferred: tuple[Spec, ...] = ()
 
     @property
     def backward_rows(self) -> Mask:
-        return (True,) * self.num_slots
+        return (self.reads_rows,) * self.num_slots
 
     @property
     def backward_outs(self) -> Mask:
-        return (True,) * self.num_outputs
+        return (self.reads_rows,) * self.num_outputs
 
     @property
     def finish_rows(self) -> Mask:
@@ -66,6 +67,7 @@ class SegmentKernel:
     run: Callable[[Any, Any], None]
     gradient: Callable[[Any, Any, Any], Any]
     num_slots: int = 2
+    reads_rows: bool = True  # whether the gradient reads operands and outputs again
     grad: bool = True
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
@@ -84,7 +86,7 @@ class SegmentKernel:
 
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> RowTraining:
         gradient = self.gradient if self.grad else lambda *_: None
-        return RowTraining(self.run, gradient, self.num_slots, len(self.outputs))
+        return RowTraining(self.run, gradient, self.num_slots, len(self.outputs), self.reads_rows)
 
 
 def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
@@ -93,7 +95,9 @@ def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
     def run(rows: Any, outs: Any) -> None:
         outs[0].copy_(rows[0])
 
-    return SegmentKernel("copy", (spec,), run, lambda rows, outs, grads: grads[0], num_slots=1, grad=grad)
+    return SegmentKernel(
+        "copy", (spec,), run, lambda rows, outs, grads: grads[0], num_slots=1, reads_rows=False, grad=grad
+    )
 
 
 def segment_kernel(name: str, spec: Spec, *, grad: bool) -> SegmentKernel:

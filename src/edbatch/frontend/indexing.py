@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.frontend.rows import check_owner
 from edbatch.frontend.signature import Parts
 from edbatch.spec import Spec
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     """`value[key]`. Integers, also lazy ones, are operands; slices, None and … belong to the type."""
     index = key if isinstance(key, tuple) else (key,)
+    if type(value) is Rows:
+        check_owner(recorder, value)
     if type(value) is Rows and len(index) == 1 and type(index[0]) is int and value.elements is not None:
         return value.elements[index[0]]
     value = recorder.resolve(value)
@@ -55,6 +58,7 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
     dim = 0
     for i in index:
         if isinstance(i, torch.Tensor):
+            i = torch.where(i < 0, i + value.shape[dim], i)
             value = value.index_select(dim, i.reshape(1)).squeeze(dim)
         elif i is None:
             value, dim = value.unsqueeze(dim), dim + 1
@@ -66,7 +70,7 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
 def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
     """An index with `...` written out and integers made non-negative; raises as torch would."""
     if any(i is Ellipsis for i in index):
-        at = index.index(Ellipsis)
+        at = next(k for k, i in enumerate(index) if i is Ellipsis)
         missing = len(shape) - sum(i is not None for i in index) + 1
         index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
     result, dim = [], 0

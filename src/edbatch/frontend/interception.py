@@ -125,7 +125,7 @@ def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:
     return module_call(module, *args, **kwargs)
 
 
-def _refreshing(original: Callable[..., Any]) -> Callable[..., Any]:
+def _refreshing(original: Any) -> Any:
     def method(self: Any, *args: Any) -> Any:
         result = original(self, *args)
         recorder = active.get()
@@ -136,11 +136,28 @@ def _refreshing(original: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-class _Patches:
-    """Replaces methods of torch classes while at least one recording is under way."""
+def _recording_apply(original: Any) -> Any:
+    """`autograd.Function.apply` does not ask for torch functions: on lazy values the call is recorded here."""
 
-    def __init__(self, replacements: list[tuple[type, str, Callable[..., Any]]]):
-        self._replacements = [(cls, name, getattr(cls, name), new) for cls, name, new in replacements]
+    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        recorder = active.get()
+        function = original.__get__(None, cls)
+        if recorder is not None and any(isinstance(a, Lazy) for a in args):
+            return recorder.record_op(function, args)
+        return function(*args, **kwargs)
+
+    return classmethod(apply)
+
+
+class _Patches:
+    """Replaces methods of torch classes while at least one recording is under way.
+
+    Each is made from the one it replaces.
+    """
+
+    def __init__(self, makers: list[tuple[type, str, Callable[[Any], Any]]]):
+        self._makers = makers
+        self._originals: list[Any] = []
         self._lock = threading.Lock()
         self._users = 0
 
@@ -148,20 +165,25 @@ class _Patches:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                for cls, name, _, new in self._replacements:
-                    setattr(cls, name, new)
+                self._originals = [cls.__dict__[name] for cls, name, _ in self._makers]
+                for (cls, name, make), original in zip(self._makers, self._originals, strict=True):
+                    setattr(cls, name, make(original))
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for cls, name, old, _ in self._replacements:
-                    setattr(cls, name, old)
+                for (cls, name, _), original in zip(self._makers, self._originals, strict=True):
+                    setattr(cls, name, original)
 
 
 _CONTEXTS = [(cls, name) for cls in (torch.autocast, torch.inference_mode) for name in ("__enter__", "__exit__")]
 _RECORDING = _Patches(
-    [(nn.Module, "__call__", call_module), *[(cls, name, _refreshing(getattr(cls, name))) for cls, name in _CONTEXTS]]
+    [
+        (nn.Module, "__call__", lambda original: call_module),
+        (torch.autograd.Function, "apply", _recording_apply),
+        *[(cls, name, _refreshing) for cls, name in _CONTEXTS],
+    ]
 )
 
 

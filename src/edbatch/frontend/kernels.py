@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import enum
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ HOOKS = "a module of the cell has hooks, which must see every call"
 WHOLE_SEQUENCE = (
     "nn.LSTM, nn.GRU and nn.RNN run a whole sequence in one call; with LSTMCell, GRUCell or RNNCell steps are batched"
 )
+MAX_TARGETS = 2000  # cells and functions; a cell made anew for every example is used only once
 MAX_STATES = 8  # states of a cell (train, eval, …) whose kernels are kept
 MAX_KERNELS = 1000  # signatures of a cell in one state
 
@@ -54,6 +56,7 @@ class Cell:
     state: Hashable
     alone: str | None  # why it must run one by one
     parameters: tuple[torch.Tensor, ...]
+    modules: tuple[nn.Module, ...]
 
 
 class KernelCache:
@@ -62,6 +65,7 @@ class KernelCache:
     def __init__(self, root: nn.Module | None):
         self._root = root
         self._names: dict[Any, str] = {}
+        self._paths: dict[int, str] = {}
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
         self._lock = threading.RLock()
 
@@ -75,33 +79,35 @@ class KernelCache:
 
     def name_of_tensor(self, tensor: torch.Tensor) -> str:
         """A parameter's or buffer's path, or its spec when it is the user's own."""
-        if self._root is not None:
-            for path, own in (*self._root.named_parameters(), *self._root.named_buffers()):
-                if own is tensor:
-                    return path
-        return repr(Spec.of(tensor))
+        if self._root is not None and id(tensor) not in self._paths:
+            own = (*self._root.named_parameters(), *self._root.named_buffers())
+            self._paths = {id(t): path for path, t in own}
+        return self._paths.get(id(tensor)) or repr(Spec.of(tensor))
 
-    def cell(self, target: Any) -> Cell | None:
-        """How a callable is marked and in which state it is; None when a call of it is not one node."""
+    def cell(self, target: Any, owners: Sequence[nn.Module] = ()) -> Cell | None:
+        """How a callable is marked and in which state it is; None when a call of it is not one node.
+
+        Args:
+            owners: modules among the arguments of a marked function, such as the `self` of a marked method.
+        """
         options = options_of(target)
         if options is None:
             return None
         static = static_positions(target, options) if options.static else frozenset()
-        if isinstance(target, CellFunction):
-            return Cell(options, static, (), None, ())
-        modules = list(target.modules())
+        roots = owners if isinstance(target, CellFunction) else (target,)
+        modules = tuple(module for root in roots for module in root.modules())
         for module in modules:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
                 raise RecordingError(
-                    f"BatchNorm ({self.name_of(target)}) in a cell in training mode mixes examples and updates "
-                    f"its statistics, so "
-                    "batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, or put it into "
-                    "eval mode"
+                    f"BatchNorm ({self.name_of(target)}) in a cell in training mode mixes examples and updates its "
+                    "statistics, so batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, "
+                    "or put it "
+                    "into eval mode"
                 )
-        state = tuple(_state(module) for module in modules)
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
         alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(map(_has_hooks, modules)) else None
-        return Cell(options, static, state, alone, tuple(target.parameters()))
+        parameters = tuple({id(p): p for module in modules for p in module.parameters()}.values())
+        return Cell(options, static, tuple(_state(module) for module in modules), alone, parameters, modules)
 
     def kernel(
         self,
@@ -115,7 +121,10 @@ class KernelCache:
     ) -> Kernel:
         """The kernel of a signature, captured when it is new; with a reason `alone`, one that runs one by one."""
         with self._lock:
-            states = self._kernels.setdefault(target, {})
+            states = self._kernels.pop(target, {})
+            self._kernels[target] = states  # the target used last is kept longest
+            if len(self._kernels) > MAX_TARGETS:
+                del self._kernels[next(iter(self._kernels))]
             state = cell.state if cell is not None else ()
             kernels = states.pop(state, {})
             states[state] = kernels  # the state used last is kept longest
@@ -162,7 +171,27 @@ def _capture(
         raise failure
     parameters = cell.parameters if cell is not None else ()
     grad = Context.current().grad
-    return EagerKernel(function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
+    with _undisturbed(cell.modules if cell is not None else ()):
+        return EagerKernel(function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
+
+
+@contextmanager
+def _undisturbed(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """A cell is run once to learn its shapes: hooks do not see that run, and buffers are as before after it."""
+    tables = [table for module in modules for table in _hook_tables(module)]
+    hooks = [dict(table) for table in tables]
+    buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+    values = [buffer.clone() for buffer in buffers]
+    for table in tables:
+        table.clear()
+    try:
+        yield
+    finally:
+        for table, before in zip(tables, hooks, strict=True):
+            table.update(before)
+        with torch.no_grad():
+            for buffer, value in zip(buffers, values, strict=True):
+                buffer.copy_(value)
 
 
 def _without_gradient(function: Callable[..., Any], constant: tuple[int, ...]) -> Callable[..., Any]:
@@ -172,9 +201,12 @@ def _without_gradient(function: Callable[..., Any], constant: tuple[int, ...]) -
     return lambda *tensors: function(*[t.detach() if i in constant else t for i, t in enumerate(tensors)])
 
 
+def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
 def _hooks(module: nn.Module) -> list[Any]:
-    tables = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
-    return [hook for table in tables for hook in table.values() if hook is not numbers_to_tensors]
+    return [hook for table in _hook_tables(module) for hook in table.values() if hook is not numbers_to_tensors]
 
 
 def _has_hooks(module: nn.Module) -> bool:

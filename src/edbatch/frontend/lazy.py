@@ -122,9 +122,10 @@ class Lazy:
 class Rows(Lazy):
     """A stack of `length` values of one kind; `ref` is None while it is only a list of them."""
 
-    __slots__ = ("elements", "length")
+    __slots__ = ("elements", "length", "whole")
     length: int
     elements: list[Lazy] | None
+    whole: Any  # the same as one value of fixed length, once somebody needed it
 
     @property
     def shape(self) -> torch.Size:
@@ -161,7 +162,7 @@ def lazy(ref: int, kind: Kind) -> Lazy:
 def rows_of(ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None) -> Rows:
     """Rows that are the output `ref` of a recorded node, or so far only a list of values."""
     value = Rows()
-    value.ref, value.kind, value.length, value.elements = ref, kind, length, elements
+    value.ref, value.kind, value.length, value.elements, value.whole = ref, kind, length, elements, None
     return value
 
 

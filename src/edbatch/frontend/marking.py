@@ -146,10 +146,12 @@ def is_leaf(module: nn.Module) -> bool:
     return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, CONTAINERS)
 
 
-def is_row_wise(module: Any) -> bool:
+def is_row_wise(module: Any, rank: int) -> bool:
+    """Whether a module treats rows with so many dimensions alike."""
     if type(module) is nn.Sequential:
-        return all(is_row_wise(child) for child in module.children())
-    return type(module) in ROW_WISE
+        return all(is_row_wise(child, rank) for child in module.children())
+    least = 1 if type(module) is nn.Linear else len(module.normalized_shape) if type(module) is nn.LayerNorm else 0
+    return type(module) in ROW_WISE and rank >= least
 
 
 def static_positions(target: Any, options: CellOptions) -> frozenset[Hashable]:

@@ -18,13 +18,13 @@ import torch
 from torch import nn
 
 from edbatch.cells.kernel import Kernel
-from edbatch.errors import InPlaceError, LeakedValueError
+from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
 from edbatch.frontend import rows as rows_of_values
 from edbatch.frontend.in_place import is_in_place, refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
-from edbatch.frontend.marking import active, is_row_wise
+from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
 from edbatch.frontend.recording import NodeType, Recording
 from edbatch.frontend.signature import Parts, calling, float_bits
 from edbatch.planning.layout import REF
@@ -77,13 +77,15 @@ class Recorder:
         self.suspended = False
         self._kinds: dict[Spec, Kind] = {}
         self._outside: list[torch.Tensor] = []
+        self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
         self._shared: dict[int, torch.Tensor] = {id(t): t for t in shared}
-        self._memo: dict[Hashable, tuple[Any, int]] = {}
-        self._cells: dict[Any, Cell | None] = {}
+        self._memo: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
+        self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self.refresh_context()
+        self.outer = self.context
 
     # ---- the state around the recording
 
@@ -107,10 +109,13 @@ class Recorder:
             known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(spec))
             self._by_memory.setdefault(memory, []).append(len(self._outside))
             self._outside.append(tensor)
+            self._outside_specs.append(spec)
         return known
 
     def _protect(self, tensors: list[torch.Tensor]) -> None:
         """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
+        if any(self.is_shared(tensor) for tensor in tensors):
+            self._memo.clear()
         for tensor in tensors:
             if self.is_shared(tensor) and any(tensor is used for t in self.node_types for used in t.shared):
                 raise InPlaceError(
@@ -129,6 +134,7 @@ class Recorder:
             np.fromiter(self.args, np.int64, len(self.args)),
             tuple(self.node_types),
             tuple(self._outside),
+            tuple(self._outside_specs),
             np.array(self.starts, dtype=np.int64),
         )
 
@@ -170,17 +176,26 @@ class Recorder:
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module or a marked function."""
+        owners = tuple([a for a in args if isinstance(a, nn.Module)]) if isinstance(target, CellFunction) else ()
         try:
-            cell = self._cells[target]
+            cell = self._cells[target, owners]
         except KeyError:
-            cell = self._cells[target] = self.kernels.cell(target)
+            with torch._C.DisableTorchFunction():
+                cell = self._cells[target, owners] = self.kernels.cell(target, owners)
         if cell is None:
+            if target._backward_hooks or target._backward_pre_hooks:
+                raise RecordingError(
+                    f"module {self.kernels.name_of(target)} has backward hooks, which torch calls in a backward "
+                    f"of its own; put "
+                    "them on a cell, or use register_hook on parameters and results"
+                )
             if target._compiled_call_impl is None:
                 self.plain.add(target)  # from now on called without this detour
             return module_call(target, *args, **kwargs)
-        if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target):
+        if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target, args[0].ndim - 1):
             return self.row_wise(target, args, kwargs, cell)
-        return self._record(target, args, kwargs, Parts(self, is_cell=True), cell)
+        device = cell.parameters[0].device if cell.parameters else None
+        return self._record(target, args, kwargs, Parts(self, is_cell=True, device=device), cell)
 
     def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
         """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
@@ -207,7 +222,9 @@ class Recorder:
         run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
         kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
         operands = [*map(repr, rows), *[self.kernels.name_of_tensor(t) for t in parts.shared]]
-        name = f"{self.kernels.name_of(target)}({', '.join(operands)})"
+        operands += [repr(k[1]) if type(k) is tuple and len(k) == 2 else repr(k) for k in parts.key if _is_static(k)]
+        mode = "" if self.context == self.outer else " under another grad mode or autocast"
+        name = f"{self.kernels.name_of(target)}({', '.join(operands)}){mode}"
         per_row = (parts.is_row_wise,) * len(kernel.outputs)
         return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
 
@@ -219,14 +236,18 @@ class Recorder:
         lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
         shared = tuple(Spec.of(t) for t in parts.shared)
         alone = "it draws from a generator of its own, row by row" if parts.generators else None
-        token, self.suspended = active.set(None), True
+        tokens, self.suspended = (
+            (active.set(None), plain_loop.set(True)),
+            True,
+        )  # a batched function in a cell is a plain loop
         states = [generator.get_state() for generator in parts.generators]
         try:
             return self.kernels.kernel(
                 function, rows, shared, (lasting, rows, shared, self.context), target, cell, alone
             )
         finally:
-            active.reset(token)
+            active.reset(tokens[0])
+            plain_loop.reset(tokens[1])
             self.suspended = False
             for generator, state in zip(parts.generators, states, strict=True):
                 generator.set_state(state)
@@ -235,7 +256,7 @@ class Recorder:
 
     def plus(self, left: Any, right: Any) -> Any:
         """`left + right` of lazy values: a sum that grows as long as it is only added to."""
-        total = rows_of_values.add(self, left, right) if self.is_open else None
+        total = rows_of_values.add(self, left, right) if self.is_open and not self.suspended else None
         return self.torch_function(operator.add, (left, right), {}) if total is None else total
 
     def getitem(self, value: Lazy, key: Any) -> Any:
@@ -247,6 +268,12 @@ class Recorder:
 
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a torch function, operator or method while recording."""
+        if self.suspended:
+            raise RecordingError(
+                "a lazy value was used inside a cell without being one of its arguments; pass it as an argument "
+                "(inside "
+                "tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of your own"
+            )
         if not kwargs:
             found = self._known(func, args)
             if found is not None:
@@ -324,7 +351,7 @@ class Recorder:
         if known is not None and known[1] == _version(known[0]):
             return known[0]
         result = func(*args, **kwargs)
-        self._memo[key] = result, _version(result)
+        self._memo[key] = result, _version(result), parts.shared  # kept, since the key holds only their ids
         self._shared.update((id(t), t) for t in flatten((result,), {}) if isinstance(t, torch.Tensor))
         return result
 
@@ -341,6 +368,14 @@ def flatten(args: Any, kwargs: Any) -> list[Any]:
         else:
             leaves.append(item)
     return leaves
+
+
+def _is_static(part: Any) -> bool:
+    """Whether a part of a key is an argument that belongs to the type.
+
+    A bool or str, or a number or object with its class.
+    """
+    return type(part) in (bool, str) or (type(part) is tuple and len(part) == 2 and part[0] in (int, float))
 
 
 def _version(result: Any) -> int:

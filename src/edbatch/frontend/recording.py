@@ -30,10 +30,6 @@ class NodeType:
     shared: tuple[torch.Tensor, ...] = ()
     per_row: tuple[bool, ...] = ()
 
-    @property
-    def is_alone(self) -> bool:
-        return self.kernel.reason is not None
-
     def __repr__(self) -> str:
         return self.name
 
@@ -46,6 +42,7 @@ class Recording:
     args: Ints
     node_types: tuple[NodeType, ...]
     outside: tuple[torch.Tensor, ...]
+    outside_specs: tuple[Spec, ...]
     starts: Ints  # the first node of every example
 
     @cached_property
@@ -53,7 +50,7 @@ class Recording:
         def starts(counts: list[int]) -> Ints:
             return np.cumsum([0, *counts], dtype=np.int64)
 
-        arena = {spec: i for i, spec in enumerate(self.arenas)}
+        arena = self.arena_of
         types = self.node_types
         outputs = [(arena[spec], row) for t in types for spec, row in zip(t.kernel.outputs, t.per_row, strict=True)]
         return SlotTable(
@@ -67,9 +64,23 @@ class Recording:
     @cached_property
     def arenas(self) -> tuple[Spec, ...]:
         """The specs of all values: one arena each."""
-        specs = dict.fromkeys(Spec.of(tensor) for tensor in self.outside)
+        specs = dict.fromkeys(self.outside_specs)
         specs.update(dict.fromkeys(spec for t in self.node_types for spec in t.kernel.outputs))
         return tuple(specs)
+
+    @cached_property
+    def arena_of(self) -> dict[Spec, int]:
+        return {spec: i for i, spec in enumerate(self.arenas)}
+
+    @cached_property
+    def outside_rows(self) -> tuple[Ints, Ints]:
+        """How many rows of each arena come from outside, and the row of each input from outside."""
+        counts, rows = [0] * len(self.arenas), []
+        for spec in self.outside_specs:
+            arena = self.arena_of[spec]
+            rows.append(counts[arena])
+            counts[arena] += 1
+        return np.array(counts, dtype=np.int64), np.array(rows, dtype=np.int64)
 
     @cached_property
     def graph(self) -> Graph:

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError
 from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.frontend.rows import check_owner
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
@@ -79,12 +80,20 @@ class Results:
         values = self.leaves[j]
         if not gathered and not all(isinstance(v, Tensor | Lazy) for v in values):
             return list(values)
-        if len(gathered) == 1 and (whole := _whole(*gathered[0], stack)) is not None:
+        is_whole = len(gathered) == 1 and len(gathered[0][0].examples) == len(values)
+        if is_whole and (whole := _whole(*gathered[0], stack)) is not None:
             return whole
         pieces = list(values)
         for group, tensor in gathered:
             for i, piece in zip(group.examples, group.pieces(tensor), strict=True):
                 pieces[i] = piece
+        other = next((i for i, piece in enumerate(pieces) if not isinstance(piece, Tensor | Lazy)), None)
+        if other is not None and stack is not False:
+            raise BatchError(
+                f"{self.names[j]} is a tensor for some examples and {type(pieces[other]).__name__} for example "
+                f"{other}; "
+                "return one kind, or use stack=False for a list"
+            )
         return JOIN[stack](pieces, self.names[j])
 
 
@@ -109,10 +118,9 @@ def _groups(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
         if isinstance(value, Tensor):
             value = recorder.outside(value)
         if not isinstance(value, Lazy):
-            raise BatchError(
-                f"a result is a tensor for some examples and {type(value).__name__} for example {i}; return one kind"
-            )
+            continue
         if type(value) is Rows:
+            check_owner(recorder, value)
             how = "listed" if value.ref is None else "ragged"
             examples, refs, lengths = found.setdefault((value.kind.spec, how), ([], [], []))
             refs += [value.ref] if value.elements is None or value.ref is not None else [e.ref for e in value.elements]

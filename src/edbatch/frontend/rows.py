@@ -31,10 +31,17 @@ ELEMENTWISE = {
 def add(recorder: Recorder, left: Any, right: Any) -> Any:
     """`left + right` as an n-ary sum that grows until it is used; None when it is an ordinary addition."""
     kind = right.kind if type(right) in SUMMANDS else None
-    if type(left) not in SUMMANDS or left.kind is not kind or kind.recorder is not recorder or not kind.spec.is_float:
+    if (
+        type(left) not in SUMMANDS
+        or left.kind is not kind
+        or kind.recorder is not recorder
+        or not kind.spec.dtype.is_floating_point
+    ):
         if type(left) is int and left == 0 and kind is not None:  # Python's sum() begins with 0
             return right
         return None
+    if left is right:
+        right = recorder.resolve(right)
     if not _can_grow(left, recorder):
         if _can_grow(right, recorder):
             left, right = right, left
@@ -107,7 +114,7 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
 
 def materialise(recorder: Recorder, rows: Rows) -> Rows:
     """Rows that lie side by side in memory: the list of values is copied once, however often it is used."""
-    _check_owner(recorder, rows)
+    check_owner(recorder, rows)
     if rows.ref is None:
         spec = rows.kind.spec
 
@@ -123,7 +130,7 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
 
 def dense(recorder: Recorder, rows: Rows) -> Any:
     """Rows as one value of shape [length, …]: from here on the length belongs to the type."""
-    _check_owner(recorder, rows)
+    check_owner(recorder, rows)
     spec, length = rows.kind.spec, rows.length
     whole = Spec((length, *spec.shape), spec.dtype, spec.device)
 
@@ -134,11 +141,15 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
         return grads[0].reshape(-1, *spec.shape)
 
     def make() -> NodeType:
-        kernel = SegmentKernel("dense", (whole,), run, gradient, num_slots=1, grad=recorder.context.grad)
+        kernel = SegmentKernel(
+            "dense", (whole,), run, gradient, num_slots=1, reads_rows=False, grad=recorder.context.grad
+        )
         return NodeType(f"stack({length} x {spec})", kernel, (slot,), (spec,), (), (False,))
 
-    slot, flat = _operand(rows)
-    return recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)
+    if rows.whole is None:
+        slot, flat = _operand(rows)
+        rows.whole = recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)
+    return rows.whole
 
 
 def _listed(rows: Rows) -> list[int]:
@@ -149,7 +160,7 @@ def _operand(rows: Rows) -> tuple[Slot, list[int]]:
     return (Slot.LIST, _listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
 
 
-def _check_owner(recorder: Recorder, rows: Rows) -> None:
+def check_owner(recorder: Recorder, rows: Rows) -> None:
     if rows.kind.recorder is not recorder or not recorder.is_open:
         raise LeakedValueError(
             "rows of values were used outside the call of the batched function that made them; return them instead"
@@ -170,7 +181,12 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
         return REDUCTIONS[name](recorder, args[0])
     if name in ("matmul", "mv") and not kwargs:
         return _product(recorder, *args)
-    if name == "linear" and type(args[0]) is Rows and not any(isinstance(a, Lazy) for a in args[1:]):
+    if (
+        name == "linear"
+        and type(args[0]) is Rows
+        and args[0].ndim > 1
+        and not any(isinstance(a, Lazy) for a in args[1:])
+    ):
         return recorder.row_wise(func, args, kwargs)
     if name in ELEMENTWISE and _is_row_wise(args, kwargs):
         return recorder.row_wise(func, args, kwargs)
@@ -212,6 +228,8 @@ def _product(recorder: Recorder, left: Any, right: Any) -> Any:
 
 def _sum(recorder: Recorder, rows: Rows) -> Any:
     spec = rows.kind.spec
+    if not spec.dtype.is_floating_point:
+        return NotImplemented
 
     def make() -> NodeType:
         name = f"sum({spec})" if slot is Slot.SUM else f"sum of rows({spec})"
@@ -223,7 +241,8 @@ def _sum(recorder: Recorder, rows: Rows) -> Any:
 
 
 def _mean(recorder: Recorder, rows: Rows) -> Any:
-    return _sum(recorder, rows) / rows.length
+    total = _sum(recorder, rows)
+    return total if total is NotImplemented else total / rows.length
 
 
 def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
@@ -235,7 +254,7 @@ def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
             per_row = (name == "softmax",) * len(kernel.outputs)
             return NodeType(f"{name} of rows({spec})", kernel, (slot, Slot.OFFSETS), (spec, None), (), per_row)
 
-        if not spec.is_float:
+        if not spec.dtype.is_floating_point:
             return NotImplemented
         slot, flat = _operand(rows)
         return recorder.add(recorder.entry((name, rows.kind, slot), make), flat, rows.length)

@@ -1,7 +1,7 @@
 """The arguments of a call, taken apart: what is data of the node (operands, numbers) and what belongs to its type.
 
-`take_apart` is given the arguments of one call. It appends to `key` what belongs to the type, in an order that
-determines the structure, and to `flat` the node's references and numbers. `Template` puts the arguments together
+`Parts` is given the arguments of one call. It appends to `key` what belongs to the type, in an order that
+determines the structure, and to `flat` the node's references and numbers. `fill` puts the arguments together
 again around other values, so that the same call can be captured on example tensors.
 """
 
@@ -50,9 +50,11 @@ class Parts:
     """The parts of one call's arguments."""
 
     def __init__(
-        self, recorder: Recorder, *, is_cell: bool = False, is_row_wise: bool = False, number_like: Spec | None = None
-    ):
+        self, recorder: Recorder, *, is_cell: bool = False, is_row_wise: bool = False, number_like: Spec | None = None,
+        device: torch.device | None = None,
+    ):  # fmt: skip
         self.recorder = recorder
+        self.device = device or recorder.device  # where numbers go
         self.is_row_wise = is_row_wise  # rows are read row by row, other values repeated for each of them
         self.is_cell = is_cell  # tensors are operands, numbers are data
         self.number_like = number_like  # numbers are data of this dtype (arithmetic between a value and a number)
@@ -115,7 +117,7 @@ class Parts:
 
     def _number_spec(self, kind: type) -> Spec:
         like = self.number_like
-        device = self.recorder.device if like is None else like.device
+        device = self.device if like is None else like.device
         if kind is int:
             own = like is not None and not like.is_float and like.dtype is not torch.bool
             return Spec((), like.dtype if like is not None and own else torch.int64, device)

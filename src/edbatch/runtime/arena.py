@@ -10,8 +10,6 @@ import torch
 
 from edbatch.spec import Spec
 
-MAX_FREE = 64  # buffers kept per device
-
 
 def _round_up(size: int) -> int:
     """A size at most an eighth larger, so that mini-batches of similar size share buffers."""
@@ -25,6 +23,7 @@ class Pool:
     def __init__(self) -> None:
         self._free: dict[torch.device, list[torch.Tensor]] = {}
         self._lock = threading.Lock()
+        self._largest = 0  # bytes that one mini-batch has returned
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         """A buffer of at least `size` bytes, and not more than twice as many."""
@@ -38,12 +37,15 @@ class Pool:
             return torch.empty(size, dtype=torch.uint8, device=device)
 
     def give(self, buffers: list[torch.Tensor]) -> None:
+        """Take buffers back; at most twice what the largest mini-batch needed is kept, the larger buffers first."""
         with self._lock:
+            self._largest = max(self._largest, sum(map(len, buffers)))
             for buffer in buffers:
-                free = self._free.setdefault(buffer.device, [])
-                bisect.insort(free, buffer, key=len)
-                if len(free) > MAX_FREE:
-                    del free[0]
+                bisect.insort(self._free.setdefault(buffer.device, []), buffer, key=len)
+            for free in self._free.values():
+                excess = sum(map(len, free)) - 2 * self._largest
+                while excess > 0:
+                    excess -= len(free.pop(0))
 
     def __reduce__(self) -> tuple[type[Pool], tuple[()]]:
         return Pool, ()

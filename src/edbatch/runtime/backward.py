@@ -14,8 +14,7 @@ from torch import Tensor
 from edbatch.errors import GradientError
 from edbatch.frontend.results import Group
 from edbatch.runtime.arena import Lease
-from edbatch.runtime.forward import Execution, outside_rows
-from edbatch.spec import Spec
+from edbatch.runtime.forward import Execution
 
 
 class BatchedFunction(torch.autograd.Function):
@@ -57,7 +56,7 @@ def backward(
     arenas = _gradient_arenas(execution, lease)
     for group, gradient in zip(groups, grads, strict=True):
         if gradient is not None and group.needs_grad:
-            arena = arenas[execution.plan.recording.arenas.index(group.spec)]
+            arena = arenas[execution.plan.recording.arena_of[group.spec]]
             assert arena is not None
             arena.index_add_(0, torch.from_numpy(execution.plan.group_rows(group)).to(arena.device), gradient)
     deferred: list[list[Tensor]] = [
@@ -81,7 +80,11 @@ def _gradient_arenas(execution: Execution, lease: Lease) -> list[Tensor | None]:
     plan = execution.plan
     assert execution.needs is not None
     needed = set(plan.recording.table.output_arenas[execution.needs.differentiable].tolist())
-    needed |= {plan.recording.arenas.index(Spec.of(t)) for t in plan.recording.outside if t.requires_grad}
+    needed |= {
+        plan.recording.arena_of[spec]
+        for t, spec in zip(plan.recording.outside, plan.recording.outside_specs, strict=True)
+        if t.requires_grad
+    }
     return [
         lease.take(spec, arena.shape[0]).zero_() if i in needed else None
         for i, (spec, arena) in enumerate(zip(plan.recording.arenas, execution.arenas, strict=True))
@@ -145,9 +148,9 @@ def _finish(execution: Execution, deferred: list[list[Tensor]], sums: list[dict[
 
 def _outside_gradients(execution: Execution, arenas: list[Tensor | None], total: dict[int, Tensor]) -> None:
     recording = execution.plan.recording
-    rows = outside_rows(recording)[1].tolist()
-    for tensor, row in zip(recording.outside, rows, strict=True):
-        arena = arenas[recording.arenas.index(Spec.of(tensor))] if tensor.requires_grad else None
+    rows = recording.outside_rows[1].tolist()
+    for tensor, spec, row in zip(recording.outside, recording.outside_specs, rows, strict=True):
+        arena = arenas[recording.arena_of[spec]] if tensor.requires_grad else None
         if arena is not None:
             known = total.get(id(tensor))
             total[id(tensor)] = arena[row].clone() if known is None else known + arena[row]

@@ -38,7 +38,7 @@ class Plan:
         """The arena rows of a group of results."""
         refs = group.refs
         inside, rows = refs >= 0, np.empty(len(refs), np.int64)
-        rows[~inside] = outside_rows(self.recording)[1][-1 - refs[~inside]]
+        rows[~inside] = self.recording.outside_rows[1][-1 - refs[~inside]]
         node, output = refs[inside] & 0xFFFFFFFF, refs[inside] >> 32
         rows[inside] = self.layout.rows_of(self.graph, self.recording.table, node, output)
         if not group.is_ragged or group.lengths is None:
@@ -46,19 +46,8 @@ class Plan:
         return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
 
 
-def outside_rows(recording: Recording) -> tuple[np.ndarray, np.ndarray]:
-    """How many rows of each arena come from outside, and the row of each input from outside."""
-    number = {spec: i for i, spec in enumerate(recording.arenas)}
-    counts, rows = np.zeros(len(number), np.int64), np.empty(len(recording.outside), np.int64)
-    for i, tensor in enumerate(recording.outside):
-        arena = number[Spec.of(tensor)]
-        rows[i] = counts[arena]
-        counts[arena] += 1
-    return counts, rows
-
-
 def make_plan(recording: Recording, schedule: Schedule) -> Plan:
-    counts, rows = outside_rows(recording)
+    counts, rows = recording.outside_rows
     layout = plan(recording.graph, recording.args, recording.table, schedule, len(recording.arenas), counts, rows)
     return Plan(recording, recording.graph, schedule, layout)
 
@@ -141,8 +130,9 @@ class Execution:
     def _take_outside(self) -> None:
         """Copy the inputs from outside into the first rows of their arenas."""
         inputs: dict[Spec, list[Tensor]] = {}
-        for tensor in self.plan.recording.outside:
-            inputs.setdefault(Spec.of(tensor), []).append(tensor.detach())
+        recording = self.plan.recording
+        for tensor, spec in zip(recording.outside, recording.outside_specs, strict=True):
+            inputs.setdefault(spec, []).append(tensor.detach())
         for arena, spec in zip(self.arenas, self.plan.recording.arenas, strict=True):
             if spec in inputs:
                 torch.stack(inputs[spec], out=arena.narrow(0, 0, len(inputs[spec])))
@@ -171,6 +161,6 @@ class Execution:
 
     def gather(self, group: Group) -> Tensor:
         """The rows of a group of results, in fresh memory."""
-        arena = self.arenas[self.plan.recording.arenas.index(group.spec)]
+        arena = self.arenas[self.plan.recording.arena_of[group.spec]]
         index = torch.from_numpy(self.plan.group_rows(group)).to(arena.device, non_blocking=True)
         return arena.index_select(0, index)

@@ -19,10 +19,6 @@ class Needs:
     outs: tuple[Mask, ...]
     differentiable: np.ndarray  # for every output of every type, flat
 
-    @property
-    def any(self) -> bool:
-        return bool(self.differentiable.any())
-
 
 def find_needs(recording: Recording, results: np.ndarray) -> Needs:
     """Which slots, shared tensors and outputs need gradients, given which outputs (flat) are results."""
