@@ -26,6 +26,7 @@ from edbatch.frontend.kernels import KernelCache
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
+from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction
@@ -111,7 +112,8 @@ class Pipeline:
         outputs = []
         for group in results.groups:
             refs = group.refs[group.refs >= 0]
-            outputs.append(np.unique(table.output_starts[recorded.types[refs & 0xFFFFFFFF]] + (refs >> 32)))
+            nodes, numbers = unpack(refs)
+            outputs.append(np.unique(table.output_starts[recorded.types[nodes]] + numbers))
             is_result[outputs[-1]] = True
         needs = find_needs(recorded, is_result)
         for group, flat in zip(results.groups, outputs, strict=True):

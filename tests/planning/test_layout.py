@@ -31,7 +31,7 @@ def plan(types, args, table, outside=(0, 0), outside_row=(), policy="bound-greed
     order = schedule(graph, policies.from_name(policy))
     order.check(graph)
     rows = np.array(outside_row, dtype=np.int64)
-    return graph, order, layout.plan(graph, args, table, order, len(outside), np.array(outside, dtype=np.int64), rows)
+    return graph, order, layout.plan(graph, args, table, order, np.array(outside, dtype=np.int64), rows)
 
 
 @given(graphs(), st.sampled_from(["depth", "agenda", "bound-greedy"]))

@@ -42,7 +42,6 @@ class Training:
     backward_grads: Mask
     finish_rows: Mask
     finish_outs: Mask
-    finish_saved: Mask
     plan: Split
     programs: tuple[Emitted, Emitted, Emitted]
     forward: Callable[..., None]
@@ -167,7 +166,7 @@ def _training(cell: CompiledCell, need_rows: Mask, need_shared: Mask, need_outs:
         plan.saved, plan.deferred,
         _reads(plan.backward, "rows", num_rows), _reads(plan.backward, "outs", num_outs),
         _reads(plan.backward, "out_grads", num_outs), _reads(plan.finish, "rows", num_rows),
-        _reads(plan.finish, "outs", num_outs), _reads(plan.finish, "saved", len(plan.saved)),
+        _reads(plan.finish, "outs", num_outs),
         plan, (forward, backward, finish), forward.function, backward.function, finish.function,
     )  # fmt: skip
 

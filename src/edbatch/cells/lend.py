@@ -17,25 +17,8 @@ import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from edbatch.cells.decompose import EQUAL_CALLS
+from edbatch.cells.in_place import is_in_place
 from edbatch.errors import CaptureError
-
-_OPERATORS = (
-    "add",
-    "sub",
-    "mul",
-    "truediv",
-    "floordiv",
-    "mod",
-    "pow",
-    "and",
-    "or",
-    "xor",
-    "lshift",
-    "rshift",
-    "matmul",
-)
-_IN_PLACE = {*(f"__i{name}__" for name in _OPERATORS), "__setitem__"}
-_DESCRIBING = {"requires_grad_", "retain_grad_", "rename_"}  # these write no data
 
 
 class Lend(TorchFunctionMode):
@@ -47,7 +30,7 @@ class Lend(TorchFunctionMode):
         self.sparse: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if _writes(func) and args and isinstance(args[0], torch.Tensor) and self.stand_in(args[0]) is not args[0]:
+        if is_in_place(func) and args and isinstance(args[0], torch.Tensor) and self.stand_in(args[0]) is not args[0]:
             raise CaptureError("the body writes into a parameter or buffer in place")
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
         if func in EQUAL_CALLS:
@@ -63,11 +46,6 @@ class Lend(TorchFunctionMode):
             self.sparse.append(args[weight] if len(args) > weight else kwargs["weight"])
             return args[:place], kwargs | {"sparse": False}
         return args, kwargs
-
-
-def _writes(func: Any) -> bool:
-    name = getattr(func, "__name__", "")
-    return name in _IN_PLACE or (name.endswith("_") and not name.endswith("__") and name not in _DESCRIBING)
 
 
 @contextmanager

@@ -22,7 +22,6 @@ aten = torch.ops.aten
 SUM, TAKE, COUNT = Across("sum_rows"), Across("take_sum"), Across("times_rows")
 PRODUCT, PRODUCTS = Across("sum_products"), Across("sum_batched_products")
 EMBED, SPARSE, PUT = Across("sum_embedded"), Across("sparse_embedded"), Across("sum_put")
-ADD_AT, SCATTER = Across("sum_added"), Across("sum_scattered")
 
 # target -> operand places in which the op is linear while the others stay fixed
 LINEAR: dict[Any, tuple[int, ...]] = {

@@ -1,26 +1,12 @@
-"""Writing in place: what is refused, because lazy values cannot be written, and how it is recognised."""
+"""Writing in place is refused, because lazy values cannot be written."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from edbatch.cells.in_place import IN_PLACE_OPERATORS, is_in_place
 from edbatch.errors import InPlaceError
-
-IN_PLACE_OPERATORS = {
-    f"__i{name}__" for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor")
-}
-
-
-def is_in_place(func: Callable[..., Any]) -> bool:
-    name = getattr(func, "__name__", "")
-    if getattr(func, "__module__", None) == "_operator":  # and_, or_
-        return False
-    return (
-        name in ("__setitem__", "__set__")
-        or (name.endswith("_") and not name.endswith("__"))
-        or name in IN_PLACE_OPERATORS
-    )
 
 
 def refuse_in_place(func: Callable[..., Any], kwargs: Any) -> None:

@@ -1,9 +1,8 @@
 """While a thread records, calls of modules and torch functions reach its recorder.
 
-Three hooks, all taken away when the last recording ends: `nn.Module.__call__` (module calls of this thread), a
-TorchFunctionMode (torch functions), and the entry and exit of autocast and inference_mode (they change what calls
-compute). Child modules also stand in their parent's `__dict__` meanwhile: `self.child` then costs 0.03 µs instead of
-1 µs.
+All hooks are taken away when the last recording ends: `nn.Module.__call__` (module calls), `autograd.Function.apply`, a
+TorchFunctionMode (torch functions), and the entry and exit of autocast and inference_mode, which change what calls
+compute. Child modules also stand in their parent's `__dict__` meanwhile: `self.child` then costs 0.03 µs, not 1 µs.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ ROW_WISE = (
 )
 
 
-# The only module state: what this thread records into, and whether it runs a plain loop over examples.
+# What this thread records into, and whether it runs a plain loop over examples.
 active: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 plain_loop: ContextVar[bool] = ContextVar("plain_loop", default=False)
 

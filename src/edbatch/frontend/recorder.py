@@ -17,10 +17,11 @@ import numpy as np
 import torch
 from torch import nn
 
+from edbatch.cells.in_place import is_in_place
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
 from edbatch.frontend import rows as rows_of_values
-from edbatch.frontend.in_place import is_in_place, refuse_in_place
+from edbatch.frontend.in_place import refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of

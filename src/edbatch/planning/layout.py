@@ -23,6 +23,11 @@ Ints = NDArray[np.int64]
 REF = 1 << 32  # one step of the output number inside a reference
 
 
+def unpack(refs: Ints) -> tuple[Ints, Ints]:
+    """The nodes and the output numbers of references to recorded values."""
+    return refs & (REF - 1), refs >> 32
+
+
 class Slot(IntEnum):
     """How a slot of a type is read; the comment says how many rows a node reads through it."""
 
@@ -94,9 +99,7 @@ def edges(types: Ints, args: Ints, table: SlotTable) -> tuple[Ints, Ints]:
     return inputs[: offsets[-1]], offsets
 
 
-def plan(
-    graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, num_arenas: int, outside: Ints, outside_row: Ints
-) -> Layout:
+def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside: Ints, outside_row: Ints) -> Layout:
     """Lay out a scheduled mini-batch.
 
     Args:
@@ -109,7 +112,7 @@ def plan(
         graph.types, args, table.starts, table.kinds, schedule.order, schedule.starts, schedule.batch_types
     )
     base, arena_rows = kernels.bases(
-        table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, num_arenas, outside
+        table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, outside
     )
     index, slots = kernels.fill(
         graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,

@@ -83,7 +83,7 @@ def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
 
 
 @njit(cache=True)
-def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, num_arenas, outside):
+def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, outside):
     arena_rows = outside.copy()
     base = np.empty(len(output_arenas), np.int64)
     for t in range(len(type_nodes)):

@@ -14,7 +14,7 @@ from edbatch.cells.kernel import Training
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
 from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Layout, Slot, plan
+from edbatch.planning.layout import Layout, Slot, plan, unpack
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.needs import Needs
@@ -39,8 +39,7 @@ class Plan:
         refs = group.refs
         inside, rows = refs >= 0, np.empty(len(refs), np.int64)
         rows[~inside] = self.recording.outside_rows[1][-1 - refs[~inside]]
-        node, output = refs[inside] & 0xFFFFFFFF, refs[inside] >> 32
-        rows[inside] = self.layout.rows_of(self.graph, self.recording.table, node, output)
+        rows[inside] = self.layout.rows_of(self.graph, self.recording.table, *unpack(refs[inside]))
         if not group.is_ragged or group.lengths is None:
             return rows
         return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
@@ -48,7 +47,7 @@ class Plan:
 
 def make_plan(recording: Recording, schedule: Schedule) -> Plan:
     counts, rows = recording.outside_rows
-    layout = plan(recording.graph, recording.args, recording.table, schedule, len(recording.arenas), counts, rows)
+    layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
     return Plan(recording, recording.graph, schedule, layout)
 
 
@@ -77,10 +76,8 @@ class Execution:
             ]
             for t, node_type in enumerate(self.types)
         ]
-        self.type_sizes = [
-            (rows if any(t.per_row) else nodes)
-            for t, nodes, rows in zip(self.types, layout.type_nodes.tolist(), layout.type_rows.tolist(), strict=True)
-        ]
+        self._by_rows = [any(t.per_row) for t in self.types]  # types that run on all rows of their nodes
+        self.type_sizes = np.where(self._by_rows, layout.type_rows, layout.type_nodes).tolist()
         self.prologues: list[Any] = [None] * len(self.types)
         self.training: list[Training | None] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
@@ -139,7 +136,7 @@ class Execution:
 
     def size(self, batch: int, t: int) -> int:
         """How many rows a batch runs on: its nodes, or the rows of all its nodes."""
-        return self._num_rows[batch] if any(self.types[t].per_row) else self.operands.nodes[batch]
+        return self._num_rows[batch] if self._by_rows[t] else self.operands.nodes[batch]
 
     def views(self, arenas: Sequence[Tensor | None], batch: int, t: int) -> list[Any]:
         """The rows that a batch writes, as views of arenas (of values or of gradients)."""
@@ -155,7 +152,7 @@ class Execution:
 
     def ranges(self, buffers: list[Tensor], batch: int, t: int) -> list[Tensor]:
         """The part of a type's own buffers that belongs to a batch."""
-        begin = self._row_begin[batch] if any(self.types[t].per_row) else self._node_begin[batch]
+        begin = self._row_begin[batch] if self._by_rows[t] else self._node_begin[batch]
         size = self.size(batch, t)
         return [buffer.narrow(0, begin, size) for buffer in buffers]
 

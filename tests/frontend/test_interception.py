@@ -1,0 +1,90 @@
+"""The hot path of recording: its keys are those of the general path, and nothing stays behind."""
+
+import contextlib
+import gc
+
+import pytest
+import torch
+from torch import nn
+
+import edbatch
+from edbatch.frontend.recorder import Recorder
+
+
+class Any(nn.Module):
+    def forward(self, *args):
+        flat = [a for arg in args for a in (arg if isinstance(arg, tuple) else (arg,))]
+        return sum(a.sum() for a in flat) * torch.ones(3)
+
+
+CALLS = {
+    "a value": lambda cell, x: cell(x),
+    "an int": lambda cell, x: cell(4) + x,
+    "two values": lambda cell, x: cell(x, x),
+    "a value and an int": lambda cell, x: cell(x, 3),
+    "three values": lambda cell, x: cell(x, x, x),
+    "four values": lambda cell, x: cell(x, x, x, x),
+    "a value and a tuple": lambda cell, x: cell(x, (x, x)),
+    "ints and values": lambda cell, x: cell(1, x, 2, x, 3),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_the_second_call_takes_the_short_way(name, monkeypatch):
+    cell, call, general = edbatch.cell(Any()), CALLS[name], []
+    original = Recorder.call
+    monkeypatch.setattr(Recorder, "call", lambda self, *args: general.append(args) or original(self, *args))
+    batched = edbatch.batch(lambda x: call(cell, x))
+    ours = batched(torch.ones(3, 3))
+    assert len(general) == 1
+    torch.testing.assert_close(ours, batched.one_by_one(torch.ones(3, 3)))
+    assert batched.stats.types[0].num_nodes == 3
+
+
+FUNCTIONS = {
+    "a function": lambda x, w: torch.tanh(x),
+    "two values": lambda x, w: x * x,
+    "a parameter": lambda x, w: w @ x,
+    "a number": lambda x, w: 0.5 - x,
+    "a static number": lambda x, w: x**2,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_the_second_torch_function_takes_the_short_way(name, monkeypatch):
+    weight, function, general = nn.Parameter(torch.randn(3, 3)), FUNCTIONS[name], []
+    original = Recorder._record
+    monkeypatch.setattr(Recorder, "_record", lambda self, *args: general.append(args) or original(self, *args))
+    batched = edbatch.batch(lambda x: function(x, weight))
+    torch.testing.assert_close(batched(torch.ones(4, 3)), batched.one_by_one(torch.ones(4, 3)))
+    assert len(general) == 1
+    assert batched.stats.num_nodes == 4
+
+
+def test_nothing_stays_behind():
+    model = nn.Sequential(Any())
+    model.forward = lambda x: model[0](x)
+    before = (
+        nn.Module.__call__,
+        torch.autograd.Function.__dict__["apply"],
+        torch.autocast.__enter__,
+        set(model.__dict__),
+    )
+    for function in (model, lambda x: 1 / 0):
+        batched = edbatch.batch(function)
+        with contextlib.suppress(ZeroDivisionError):
+            batched(torch.ones(2, 3))
+        after = (
+            nn.Module.__call__,
+            torch.autograd.Function.__dict__["apply"],
+            torch.autocast.__enter__,
+            set(model.__dict__),
+        )
+        assert after == before
+        assert gc.isenabled()
+    gc.disable()
+    try:
+        edbatch.batch(model)(torch.ones(2, 3))
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
