@@ -113,6 +113,7 @@ def test_numbers_in_arithmetic_are_data():
     assert batched.stats.num_types == 1
     halves = X.to(torch.bfloat16)
     assert batched(halves, [1.5] * 4).dtype == torch.bfloat16
+    assert torch.equal(batched(halves, [0.1, 0.3, 0.7, 0.9]), batched.one_by_one(halves, [0.1, 0.3, 0.7, 0.9]))
     assert batched(X.long(), [1.5] * 4).dtype == torch.get_default_dtype()
     assert batched(X.int(), [2] * 4).dtype == torch.int32
 

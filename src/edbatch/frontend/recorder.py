@@ -298,6 +298,8 @@ class Recorder:
             if result is not NotImplemented:
                 return result
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
+        if like is not None and like.is_float and like.dtype.itemsize == 2:
+            like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
         return self._record(func, args, kwargs, Parts(self, number_like=like))
 
     def _known(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
