@@ -410,6 +410,12 @@ def test_losses_with_weights_that_have_no_gradient():
     assert not any(t.runs_alone for t in batched.stats.types)
 
 
+def test_gradients_that_torch_does_not_have():
+    weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
+    with pytest.raises(edbatch.EdbatchError, match="no gradient for argument"):
+        edbatch.batch(lambda x: F.cross_entropy(x, torch.tensor(1), weight=weight))(X)
+
+
 def test_inplace_keyword_rebinds():
     edbatch.check(edbatch.batch(lambda x: F.relu(x * 2, inplace=True)), X.clone().requires_grad_())
 

@@ -77,6 +77,7 @@ class CompiledCell:
     programs: tuple[Emitted, Emitted]
     infer: Callable[..., None]
     verification: Verification = field(repr=False, compare=False)
+    constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which torch has no gradient
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
 

@@ -10,7 +10,7 @@ import enum
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -159,7 +159,7 @@ def _capture(
         try:
             compiled = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
             compiled.rehearse()
-            return compiled
+            return replace(compiled, constant=constant) if constant else compiled
         except CaptureError as error:
             reason = str(error)
         except RuntimeError as error:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from edbatch.cells.kernel import Mask
+from edbatch.errors import GradientError
 from edbatch.frontend.recording import Recording
 
 
@@ -40,6 +41,12 @@ def find_needs(recording: Recording, results: np.ndarray) -> Needs:
         before, differentiable = differentiable, np.array(now, dtype=np.bool_)
         if np.array_equal(before, differentiable):
             break
+    for t, node_type in enumerate(types):
+        for i in getattr(node_type.kernel, "constant", ()):
+            if (*rows[t], *shared[t])[i]:
+                raise GradientError(
+                    f"{node_type.name}: torch has no gradient for argument {i}, but it requires one; detach() it"
+                )
     wanted = differentiable & (results | by_output[slots].any(axis=0))
     outs = tuple(tuple(wanted[table.output_starts[t] : table.output_starts[t + 1]].tolist()) for t in range(len(types)))
     return Needs(rows, shared, outs, differentiable)
