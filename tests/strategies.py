@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import strategies as st
 
 Lists = tuple[list[str], list[list[int]]]
+
+
+def _growing() -> tuple[list[str], list[list[int]], Callable[..., int]]:
+    """An empty graph, and the function that adds a node to it."""
+    types: list[str] = []
+    inputs: list[list[int]] = []
+
+    def add(type_: str, *producers: int) -> int:
+        types.append(type_)
+        inputs.append(list(producers))
+        return len(types) - 1
+
+    return types, inputs, add
 
 
 @st.composite
@@ -19,14 +34,7 @@ def dags(draw: st.DrawFn, max_nodes: int = 30, max_types: int = 4, max_inputs: i
 @st.composite
 def trees(draw: st.DrawFn, max_trees: int = 4, max_leaves: int = 8, internal: tuple[str, ...] = ("node",)) -> Lists:
     """A mini-batch of binary trees, an output at every node; internal nodes draw one of the internal types."""
-    types: list[str] = []
-    inputs: list[list[int]] = []
-
-    def add(type_: str, *producers: int) -> int:
-        types.append(type_)
-        inputs.append(list(producers))
-        return len(types) - 1
-
+    types, inputs, add = _growing()
     for _ in range(draw(st.integers(1, max_trees))):
         roots = [add("leaf") for _ in range(draw(st.integers(1, max_leaves)))]
         first = roots[0]
@@ -41,14 +49,7 @@ def trees(draw: st.DrawFn, max_trees: int = 4, max_leaves: int = 8, internal: tu
 @st.composite
 def lattices(draw: st.DrawFn, max_lattices: int = 3, max_length: int = 8) -> Lists:
     """A mini-batch of word lattices: a char arc from the node before, sometimes a word arc from further back, a sum."""
-    types: list[str] = []
-    inputs: list[list[int]] = []
-
-    def add(type_: str, *producers: int) -> int:
-        types.append(type_)
-        inputs.append(list(producers))
-        return len(types) - 1
-
+    types, inputs, add = _growing()
     for _ in range(draw(st.integers(1, max_lattices))):
         states = [add("start")]
         for i in range(1, draw(st.integers(1, max_length))):

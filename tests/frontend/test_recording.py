@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import edbatch
 
@@ -118,53 +119,25 @@ def test_numbers_in_arithmetic_are_data():
     assert batched(X.int(), [2] * 4).dtype == torch.int32
 
 
+class SquareProducts(TorchDispatchMode):
+    """Counts products that give a matrix of the weight's own size."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.count += func._overloadpacket is torch.ops.aten.mm and result.shape == W.shape
+        return result
+
+
 def test_parameter_only_ops_run_once():
-    calls = []
-
-    class Counted(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, w):
-            calls.append(1)
-            return w * 2
-
-        @staticmethod
-        def backward(ctx, g):
-            return g * 2
-
-    batched = edbatch.batch(lambda x: x @ Counted.apply(W).T.contiguous())
+    batched = edbatch.batch(lambda x: x @ (W @ W))
     batched(X)
-    products = edbatch.batch(lambda x: x @ (W @ W))
-    products(X)
-    assert products.stats.num_nodes == 4
-    assert products.stats.num_types == 1
-
-
-def test_sums_are_n_ary():
-    def running(xs):
-        total = 0
-        for x in xs:
-            total = total + x
-        return total
-
-    for function in (running, sum, lambda xs: torch.stack(xs).sum(0)):
-        batched = edbatch.batch(lambda x, n, function=function: function([x * i for i in range(n)]))
-        torch.testing.assert_close(
-            batched(X, [1, 2, 3, 4]), torch.stack([x * k for x, k in zip(X, [0, 1, 3, 6], strict=True)])
-        )
-        assert [t.num_batches for t in batched.stats.types] == [1, 1]
-    empty = edbatch.batch(lambda x: sum([]) + x)  # Python's empty sum is 0
-    assert torch.equal(empty(X), X)
-
-
-def test_a_sum_used_twice_is_not_expanded_twice():
-    def fibonacci(x):
-        a, b = x, x * 2
-        for _ in range(40):
-            a, b = b, a + b
-        return b * 1e-8
-
-    edbatch.check(fibonacci, X)
-    assert edbatch.record(fibonacci, X[:1]).num_nodes < 50
+    with SquareProducts() as products:
+        batched(X)
+    assert products.count == 1
+    assert batched.stats.num_nodes == 4
+    assert batched.stats.num_types == 1
 
 
 def test_no_grad_and_detach_inside():
@@ -181,17 +154,6 @@ def test_no_grad_and_detach_inside():
     torch.testing.assert_close(g, (X @ W.T).detach())
     (g,) = torch.autograd.grad((a.sum() + c.sum()), W)
     torch.testing.assert_close(g, torch.autograd.grad((X @ W.T).sum(), W)[0])
-
-
-def test_sums_keep_the_grad_mode_they_were_made_in():
-    def function(x):
-        with torch.no_grad():
-            s = x + x * 2
-        return s + x
-
-    x = X.clone().requires_grad_()
-    (g,) = torch.autograd.grad(edbatch.batch(function)(x).sum(), x)
-    assert torch.equal(g, torch.ones_like(x))
 
 
 @pytest.mark.parametrize("outside", [True, False])
@@ -215,114 +177,6 @@ def test_autocast(outside):
         torch.testing.assert_close(full, linear(x))
         low.float().sum().backward()
         assert linear.weight.grad is not None
-
-
-def test_columns_and_shared_keywords():
-    shared = torch.randn(6, dtype=torch.float64, requires_grad=True)
-
-    def function(x, n, *, scale, vector):
-        return x * n * scale + vector
-
-    batched = edbatch.batch(function)
-    ours = batched(X, (1, 2, 3, 4), scale=2.0, vector=shared)
-    theirs = X * torch.arange(1, 5)[:, None] * 2.0 + shared
-    torch.testing.assert_close(ours, theirs)
-    torch.testing.assert_close(torch.autograd.grad(ours.sum(), shared)[0], torch.full((6,), 4.0, dtype=torch.float64))
-    kernels = batched.pipeline.kernels
-    before = {t: {s: set(k) for s, k in states.items()} for t, states in kernels._kernels.items()}
-    batched(X, (1, 2, 3, 4), scale=3.0, vector=shared.detach() * 2)
-    assert {t: {s: set(k) for s, k in states.items()} for t, states in kernels._kernels.items()} == before
-
-
-def test_every_stack():
-    def function(x, n):
-        return {"rows": torch.stack([x * i for i in range(1, n + 1)]), "name": str(n), "one": x.sum()}
-
-    lengths = [1, 3, 2, 1]
-    rows = [torch.stack([x * i for i in range(1, n + 1)]) for x, n in zip(X, lengths, strict=True)]
-    listed = edbatch.batch(function, stack=False)(X, lengths)
-    assert [e["name"] for e in listed] == ["1", "3", "2", "1"]
-    assert all(torch.equal(e["rows"], r) for e, r in zip(listed, rows, strict=True))
-    joined = edbatch.batch(function, stack="cat")(X, lengths)
-    assert torch.equal(joined["rows"][0], torch.cat(rows))
-    assert joined["rows"][1].tolist() == lengths
-    assert joined["name"] == ["1", "3", "2", "1"]
-    assert joined["one"][1].tolist() == [1] * 4
-    padded = edbatch.batch(function, stack="pad")(X, lengths)["rows"]
-    assert torch.equal(padded, nn.utils.rnn.pad_sequence(rows, batch_first=True))
-    stacked = edbatch.batch(function)(X, [2] * 4)
-    assert stacked["rows"].shape == (4, 2, 6)
-    assert stacked["name"] == ["2"] * 4
-    for stack in (True, "pad", "cat", False):
-        batched = edbatch.batch(lambda x: (x, x[0]), stack=stack)
-        ours, theirs = batched(X), batched.one_by_one(X)
-        assert torch.utils._pytree.tree_structure(ours) == torch.utils._pytree.tree_structure(theirs)
-        for a, b in zip(torch.utils._pytree.tree_leaves(ours), torch.utils._pytree.tree_leaves(theirs), strict=True):
-            assert torch.equal(a, b)
-
-
-def test_results_that_are_not_lazy():
-    constant = torch.ones(2)
-    ours = edbatch.batch(lambda x: (constant, W, 3, x))(X)
-    assert ours[0].shape == (4, 2)
-    assert ours[1].shape == (4, 6, 6)
-    assert ours[2] == [3] * 4
-    assert torch.equal(ours[3], X)
-
-
-def test_rows_of_different_lengths_are_one_type():
-    linear = nn.Linear(6, 6).double()
-
-    def function(xs):
-        rows = torch.stack([x * 2 for x in xs])
-        return torch.tanh(linear(rows)).sum(0), (rows * 2 + 1).mean(dim=0), rows @ xs[0] @ rows
-
-    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
-    batched = edbatch.batch(function)
-    edbatch.check(batched, lists)
-    batched(lists)
-    assert len({t.name for t in batched.stats.types}) == batched.stats.num_types == batched.stats.num_batches
-
-
-def test_other_functions_of_rows_are_typed_by_length():
-    def function(xs):
-        rows = torch.stack([x * 2 for x in xs])
-        weights = (rows @ xs[0]).softmax(0)
-        return (
-            rows.flatten()[-1],
-            rows.std(),
-            torch.sort(weights).values[0],
-            rows[0],
-            rows[-1, 2],
-            torch.cat([rows, rows]).sum(),
-        )
-
-    lists = [list(X[:n]) for n in (2, 3, 2, 4)]
-    edbatch.check(function, lists)
-
-
-def test_nested_batch():
-    inner = edbatch.batch(lambda x, y: torch.tanh(x + y))
-
-    def outer(x, n):
-        return inner([x * 2] * n, [x * i for i in range(n)]).sum(0)
-
-    batched = edbatch.batch(outer)
-    ours = batched(X, [1, 2, 3, 4])
-    expected = [sum(torch.tanh(2 * x + x * i) for i in range(n + 1)) for n, x in enumerate(X)]
-    torch.testing.assert_close(ours, torch.stack(expected))
-    assert batched.stats.num_nodes == 14 + 10 + 10 + 4  # products, sums of two, tanh, sums over rows
-    torch.testing.assert_close(batched.one_by_one(X, [1, 2, 3, 4]), ours)
-
-
-def test_a_batched_call_inside_a_cell():
-    inner = edbatch.batch(lambda x: x * 2)
-    cell = edbatch.cell(lambda x: inner([x, x + 1]).sum(0))
-    batched = edbatch.batch(lambda x: cell(x))
-    torch.testing.assert_close(batched(X), X * 4 + 2)
-    assert batched.stats.num_nodes == 4
-    plain = edbatch.batch(lambda x: x + inner(torch.ones(3, 6, dtype=torch.float64)).sum(0))
-    torch.testing.assert_close(plain(X), X + 6)
 
 
 def test_threads():
@@ -440,12 +294,6 @@ def test_numpy_numbers():
     assert torch.equal(batched.one_by_one(np.array([1, 4, 0])), embedding.weight[[1, 4, 0]])
 
 
-def test_nested_batch_of_lazy_values_stacks_them():
-    inner = edbatch.batch(nn.Embedding(5, 3))
-    outer = edbatch.batch(lambda n: inner(list(range(n))).sum(0))
-    torch.testing.assert_close(outer([1, 2, 3]), torch.stack([inner.fn.weight[:n].sum(0) for n in (1, 2, 3)]))
-
-
 def test_recursion_is_as_deep_as_without():
     class Chain(nn.Module):
         def __init__(self):
@@ -459,16 +307,6 @@ def test_recursion_is_as_deep_as_without():
     with torch.no_grad():
         edbatch.batch(chain)([200])
         chain(200)
-
-
-def test_a_sum_used_after_it_was_added_to_itself():
-    def function(x, y):
-        s = x + y
-        u = s + s
-        v = u + s
-        return s * 1.0, u * 1.0, v * 1.0, s + v
-
-    edbatch.check(function, X, Y)
 
 
 class Doubling(torch.autograd.Function):
@@ -515,37 +353,8 @@ def test_parameter_ops_after_the_parameter_changed():
         torch.testing.assert_close(ours, torch.stack([x * 2 * (i + 1) for i, x in enumerate(X)]))
 
 
-def test_rows_of_numbers_and_of_integers():
-    linear = nn.Linear(6, 2).double()
-
-    def function(x):
-        return linear(torch.stack([x[i] for i in range(6)])), torch.stack([(x * 9).int(), (x * 5).int()]).sum(0)
-
-    edbatch.check(function, X)
-
-
 def test_a_lazy_index_may_be_negative():
     edbatch.check(lambda x: x[x.argmax() - 6] + x[..., x.argmin()], X)
-
-
-def test_none_beside_tensors_in_a_list():
-    function = lambda x, i: x * 2 if i else None  # noqa: E731
-    ours = edbatch.batch(function, stack=False)(X, [0, 1, 1, 0])
-    assert ours[0] is None
-    assert torch.equal(ours[1], X[1] * 2)
-
-
-def test_leaked_rows():
-    kept = []
-
-    def keep(x):
-        kept.append(torch.stack([x * 1, x * 2]))
-        return x
-
-    edbatch.batch(keep)(X)
-    for function in (lambda x: kept[0], lambda x: kept[0][0], lambda x: kept[0].sum(0)):
-        with pytest.raises(edbatch.EdbatchError, match="outside the call"):
-            edbatch.batch(function)(X)
 
 
 def test_check_compares_gradients_of_what_a_function_closes_over():

@@ -22,14 +22,29 @@ from edbatch.datasets import Tree, random_trees
 
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "bound-greedy")
 IMPORT = "import time, torch; begin = time.perf_counter(); import edbatch; print(time.perf_counter() - begin)"
-FIRST_USE = """
-import time, torch, edbatch
+PREPARE = """
+import time, numpy, torch, edbatch
 from edbatch.datasets import random_trees
 from edbatch.models import TreeLSTM
+from edbatch.runtime.forward import make_plan
+from edbatch.runtime.needs import find_needs
 bank = random_trees(4, seed=0, num_words=100)
 batched = edbatch.batch(TreeLSTM(len(bank.vocabulary), 8, 5), policy="bound-greedy")
+"""
+FIRST_CALL = f"""{PREPARE}
 begin = time.perf_counter()
 batched(bank.trees)[0].sum().backward()
+print(time.perf_counter() - begin)
+"""
+# Everything that numba compiles, and nothing else: capture is over when the clock starts.
+ALL_KERNELS = f"""{PREPARE}
+recording, _ = batched.pipeline.record((bank.trees,), {{}})
+begin = time.perf_counter()
+recording.graph.lower_bound()
+for policy in ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy"):
+    schedule = edbatch.schedule(recording.graph, policy)
+make_plan(recording, schedule)
+find_needs(recording, numpy.ones(len(recording.table.output_arenas), dtype=bool))
 print(time.perf_counter() - begin)
 """
 
@@ -37,7 +52,7 @@ print(time.perf_counter() - begin)
 def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -> dict[str, Any]:
     """Measures and returns all there is to say, ready for JSON."""
     graph = tree_graph(random_trees(500, seed=0).trees, num_nodes)
-    with measure.progress("measuring", len(POLICIES) + 3) as advance:
+    with measure.progress("measuring", len(POLICIES) + 4) as advance:
         schedules = {}
         for policy in POLICIES:
             schedules[policy] = _schedule(graph, policy, repeats)
@@ -46,7 +61,9 @@ def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -
         advance()
         imports = Spread.of([_in_fresh_process(IMPORT) for _ in range(repeats)])
         advance()
-        first_use, cached = _first_use(repeats)
+        first_use, cached = _first_use(FIRST_CALL, repeats)
+        advance()
+        compiled, loaded = _first_use(ALL_KERNELS, repeats)
     return {
         "machine": measure.machine_facts(),
         "num_nodes": graph.num_nodes,
@@ -57,6 +74,8 @@ def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -
         "import_seconds_beyond_torch": imports._asdict(),
         "first_call_seconds_without_cache": first_use._asdict(),
         "first_call_seconds_with_cache": cached._asdict(),
+        "numba_seconds_without_cache": compiled._asdict(),
+        "numba_seconds_with_cache": loaded._asdict(),
     }
 
 
@@ -100,14 +119,14 @@ def _chain(num_steps: int, repeats: int) -> Spread:
         return measure.interleave({"chain": lambda: batched(xs)}, repeats).spread("chain")
 
 
-def _first_use(repeats: int) -> tuple[Spread, Spread]:
-    """The first call in a fresh process: with empty caches, so that every kernel is compiled, and with filled ones."""
+def _first_use(code: str, repeats: int) -> tuple[Spread, Spread]:
+    """Code in a fresh process: with empty caches, so that every kernel it uses is compiled, and with filled ones."""
     empty, filled = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
             environment = {"NUMBA_CACHE_DIR": folder}
-            empty.append(_in_fresh_process(FIRST_USE, environment))
-            filled.append(_in_fresh_process(FIRST_USE, environment))
+            empty.append(_in_fresh_process(code, environment))
+            filled.append(_in_fresh_process(code, environment))
     return Spread.of(empty), Spread.of(filled)
 
 
@@ -133,6 +152,8 @@ def tables(result: dict[str, Any]) -> list[Table]:
         ("import edbatch, beyond import torch", "import_seconds_beyond_torch"),
         ("first call, nothing compiled yet", "first_call_seconds_without_cache"),
         ("first call, kernels from disk", "first_call_seconds_with_cache"),
+        ("numba alone: compiling every kernel", "numba_seconds_without_cache"),
+        ("numba alone: loading them from disk", "numba_seconds_with_cache"),
     ):
         seconds.add_row(name, measure.text(result[key]), str(result[key]["rounds"]))
     return [schedules, seconds]

@@ -1,0 +1,112 @@
+"""Rows of any length and n-ary sums: one type whatever their number, and right in every use."""
+
+import pytest
+import torch
+from torch import nn
+
+import edbatch
+
+X = torch.randn(4, 6, dtype=torch.float64)
+Y = torch.rand(4, 6, dtype=torch.float64) + 0.5
+
+
+def test_sums_are_n_ary():
+    def running(xs):
+        total = 0
+        for x in xs:
+            total = total + x
+        return total
+
+    for function in (running, sum, lambda xs: torch.stack(xs).sum(0)):
+        batched = edbatch.batch(lambda x, n, function=function: function([x * i for i in range(n)]))
+        torch.testing.assert_close(
+            batched(X, [1, 2, 3, 4]), torch.stack([x * k for x, k in zip(X, [0, 1, 3, 6], strict=True)])
+        )
+        assert [t.num_batches for t in batched.stats.types] == [1, 1]
+    empty = edbatch.batch(lambda x: sum([]) + x)  # Python's empty sum is 0
+    assert torch.equal(empty(X), X)
+
+
+def test_a_sum_used_twice_is_not_expanded_twice():
+    def fibonacci(x):
+        a, b = x, x * 2
+        for _ in range(40):
+            a, b = b, a + b
+        return b * 1e-8
+
+    edbatch.check(fibonacci, X)
+    assert edbatch.record(fibonacci, X[:1]).num_nodes < 50
+
+
+def test_sums_keep_the_grad_mode_they_were_made_in():
+    def function(x):
+        with torch.no_grad():
+            s = x + x * 2
+        return s + x
+
+    x = X.clone().requires_grad_()
+    (g,) = torch.autograd.grad(edbatch.batch(function)(x).sum(), x)
+    assert torch.equal(g, torch.ones_like(x))
+
+
+def test_rows_of_different_lengths_are_one_type():
+    linear = nn.Linear(6, 6).double()
+
+    def function(xs):
+        rows = torch.stack([x * 2 for x in xs])
+        return torch.tanh(linear(rows)).sum(0), (rows * 2 + 1).mean(dim=0), rows @ xs[0] @ rows
+
+    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
+    batched = edbatch.batch(function)
+    edbatch.check(batched, lists)
+    batched(lists)
+    assert len({t.name for t in batched.stats.types}) == batched.stats.num_types == batched.stats.num_batches
+
+
+def test_other_functions_of_rows_are_typed_by_length():
+    def function(xs):
+        rows = torch.stack([x * 2 for x in xs])
+        weights = (rows @ xs[0]).softmax(0)
+        return (
+            rows.flatten()[-1],
+            rows.std(),
+            torch.sort(weights).values[0],
+            rows[0],
+            rows[-1, 2],
+            torch.cat([rows, rows]).sum(),
+        )
+
+    lists = [list(X[:n]) for n in (2, 3, 2, 4)]
+    edbatch.check(function, lists)
+
+
+def test_a_sum_used_after_it_was_added_to_itself():
+    def function(x, y):
+        s = x + y
+        u = s + s
+        v = u + s
+        return s * 1.0, u * 1.0, v * 1.0, s + v
+
+    edbatch.check(function, X, Y)
+
+
+def test_rows_of_numbers_and_of_integers():
+    linear = nn.Linear(6, 2).double()
+
+    def function(x):
+        return linear(torch.stack([x[i] for i in range(6)])), torch.stack([(x * 9).int(), (x * 5).int()]).sum(0)
+
+    edbatch.check(function, X)
+
+
+def test_leaked_rows():
+    kept = []
+
+    def keep(x):
+        kept.append(torch.stack([x * 1, x * 2]))
+        return x
+
+    edbatch.batch(keep)(X)
+    for function in (lambda x: kept[0], lambda x: kept[0][0], lambda x: kept[0].sum(0)):
+        with pytest.raises(edbatch.EdbatchError, match="outside the call"):
+            edbatch.batch(function)(X)
