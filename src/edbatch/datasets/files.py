@@ -1,0 +1,64 @@
+"""Data files: a path comes in, parsed lines go out, or an error that names the file, the line and what was expected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from edbatch.datasets.trees import DatasetError
+
+Parsed = TypeVar("Parsed")
+
+
+def read_lines(path: str | os.PathLike[str], content: str) -> list[str]:
+    """The lines of a UTF-8 file that holds `content` (in words, for the errors), without their ends."""
+    try:
+        lines = Path(path).read_bytes().decode("utf-8").split("\n")  # splitlines() would also split at U+0085
+    except OSError as error:
+        raise DatasetError(f"cannot read the {content} in {path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        line_number = error.object[: error.start].count(b"\n") + 1
+        raise DatasetError(f"{path}, line {line_number}: expected UTF-8 text ({error.reason})") from error
+    if lines[-1] == "":
+        lines.pop()
+    if not lines:
+        raise DatasetError(f"{path}, line 1: expected {content}, found an empty file")
+    return [line.removesuffix("\r") for line in lines]
+
+
+def parse_lines(
+    path: str | os.PathLike[str], content: str, parse: Callable[[str], Parsed], limit: int | None = None
+) -> list[Parsed]:
+    """What `parse` makes of each line, or of the first `limit` lines; its DatasetErrors get the file and the line."""
+    parsed = []
+    for number, line in enumerate(read_lines(path, content)[:limit], start=1):
+        try:
+            parsed.append(parse(line))
+        except DatasetError as error:
+            raise DatasetError(f"{path}, line {number}: {error}") from None
+    return parsed
+
+
+def data_folder(folder: str | os.PathLike[str] | None = None) -> Path | None:
+    """Where the real data is: the folder given, else the environment variable EDBATCH_DATA, else nowhere.
+
+    >>> data_folder("data").name
+    'data'
+    """
+    folder = folder or os.environ.get("EDBATCH_DATA")
+    return Path(folder) if folder else None
+
+
+def data_file(name: str, split: str, folder: str | os.PathLike[str] | None, generator: str) -> Path:
+    """The file `<folder>/<name>/<split>.txt`; without a folder the error names the generator to use instead."""
+    if split not in ("train", "dev"):
+        raise DatasetError(f'expected the split "train" or "dev", found {split!r}')
+    found = data_folder(folder)
+    if found is None:
+        raise DatasetError(f"no folder of data; give one, set EDBATCH_DATA to one, or use {generator} instead")
+    path = found / name / f"{split}.txt"
+    if not path.is_file():
+        raise DatasetError(f"{path} is no file; give (or set EDBATCH_DATA to) a folder that holds it")
+    return path

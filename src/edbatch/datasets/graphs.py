@@ -1,0 +1,207 @@
+"""Graphs of mini-batches straight from the data: a workload's name comes in, a `Graph` per mini-batch goes out.
+
+The nodes are the cells that the workload's model would call, outputs included; no model is needed, so policies can be
+learned, compared and tested on real structures in milliseconds. Node types are strings that mean the same in every
+graph of a workload; their ids are, as in every graph, by first appearance.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from edbatch.datasets.files import data_file, data_folder, parse_lines
+from edbatch.datasets.lattices import Lattice, load_lattices
+from edbatch.datasets.programs import Call, Feature, random_programs
+from edbatch.datasets.random_lattices import random_lattices
+from edbatch.datasets.random_sentences import random_sentences
+from edbatch.datasets.random_trees import random_trees
+from edbatch.datasets.tags import Sentence, load_tags
+from edbatch.datasets.trees import DatasetError, Tree, Vocabulary, _parse
+from edbatch.planning.graph import Graph
+
+
+class Nodes:
+    """The types and inputs of a graph, which grow node by node, and the dice of its mini-batch."""
+
+    def __init__(self, dice: random.Random) -> None:
+        self.types: list[str] = []
+        self.inputs: list[tuple[int, ...]] = []
+        self.dice = dice
+
+    def add(self, type_: str, *producers: int) -> int:
+        self.types.append(type_)
+        self.inputs.append(producers)
+        return len(self.types) - 1
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Where the examples of a model are from, and which nodes one example adds to the graph of its mini-batch.
+
+    `examples(number, folder, seed)` gives the first examples of the real data in the folder or, if that is None,
+    generated ones; `add(nodes, example)` adds an example's nodes.
+    """
+
+    name: str
+    description: str
+    examples: Callable[[int, Path | None, int], Sequence[Any]]
+    add: Callable[[Nodes, Any], None]
+
+    def graphs(self, count: int, batch_size: int, folder: Path | None, seed: int) -> list[Graph]:
+        """The first `count` mini-batches in the order of the data."""
+        examples = self.examples(count * batch_size, folder, seed)
+        if len(examples) < count * batch_size:
+            raise DatasetError(
+                f"{count} mini-batches of {batch_size} need {count * batch_size} examples, and the data of "
+                f"{self.name!r} in {folder} has {len(examples)}; ask for fewer"
+            )
+        graphs = []
+        for number in range(count):
+            nodes = Nodes(random.Random(seed * 1_000_003 + number))
+            for example in examples[number * batch_size : (number + 1) * batch_size]:
+                self.add(nodes, example)
+            graphs.append(Graph.from_lists(nodes.types, nodes.inputs))
+        return graphs
+
+
+def mini_batch_graphs(
+    workload: str, count: int, batch_size: int = 32, data: str | os.PathLike[str] | None = None, seed: int = 0
+) -> list[Graph]:
+    """The graphs of a workload's first mini-batches, from the start of its training data and in its order.
+
+    >>> [graph.num_nodes for graph in mini_batch_graphs("module-net", count=2)]
+    [814, 823]
+
+    Args:
+        workload: A name in `WORKLOADS`.
+        count: How many mini-batches.
+        batch_size: How many examples are in each.
+        data: The folder of real data; by default the environment variable EDBATCH_DATA, and without that the data is
+            generated.
+        seed: Of generated data and of random types.
+
+    Raises:
+        DatasetError: The workload is not known, or the data is missing, malformed or too small.
+    """
+    if workload not in WORKLOADS:
+        raise DatasetError(f"unknown workload {workload!r}; there are {', '.join(WORKLOADS)}")
+    if count < 1 or batch_size < 1:
+        raise DatasetError(f"count and batch_size must be at least 1, not {count} and {batch_size}")
+    return WORKLOADS[workload].graphs(count, batch_size, data_folder(data), seed)
+
+
+def _trees(number: int, folder: Path | None, seed: int) -> list[Tree]:
+    if folder is None:
+        return random_trees(number, seed, num_words=1000).trees
+    # Not `load_trees`, which takes a second or two to read the whole file.
+    parse = partial(_parse, vocabulary=Vocabulary(), grow=False)
+    return parse_lines(data_file("trees", "train", folder, "random_trees"), "trees", parse, number)
+
+
+def _sentences(number: int, folder: Path | None, seed: int) -> list[Sentence]:
+    if folder is None:
+        return random_sentences(number, seed).sentences
+    return load_tags("dev", folder=folder, limit=number).sentences
+
+
+def _lattices(number: int, folder: Path | None, seed: int) -> list[Lattice]:
+    if folder is None:
+        return random_lattices(number, seed).lattices
+    return load_lattices("train", folder, limit=number).lattices
+
+
+def _programs(number: int, folder: Path | None, seed: int) -> list[Call]:
+    return random_programs(number, seed).programs  # there are no real ones
+
+
+def _add_tree(nodes: Nodes, tree: Tree, two_types: bool = False) -> None:
+    """A leaf or internal node for each tree node in post-order, and an output of each."""
+    states: list[int] = []
+    for node in tree.nodes():
+        if node.is_leaf:
+            state = nodes.add("leaf")
+        else:
+            right, left = states.pop(), states.pop()
+            type_ = "node"
+            if two_types:
+                type_ = "node a" if nodes.dice.random() < 0.5 else "node b"
+            state = nodes.add(type_, left, right)
+        states.append(state)
+        nodes.add("out", state)
+
+
+def _add_sentence(nodes: Nodes, sentence: Sentence) -> None:
+    """An embedding and an output for each word; between them two layers of a chain in each direction."""
+    layer: Sequence[tuple[int, ...]] = [(nodes.add("embedding"),) for _ in sentence.words]
+    for number in (1, 2):
+        forward = _add_chain(nodes, f"forward {number}", layer)
+        backward = _add_chain(nodes, f"backward {number}", layer[::-1])[::-1]
+        layer = list(zip(forward, backward, strict=True))
+    for states in layer:
+        nodes.add("out", *states)
+
+
+def _add_chain(nodes: Nodes, type_: str, layer: Sequence[tuple[int, ...]]) -> list[int]:
+    states: list[int] = []
+    for inputs in layer:
+        states.append(nodes.add(type_, *states[-1:], *inputs))
+    return states
+
+
+def _add_lattice(nodes: Nodes, lattice: Lattice, absorb_sums: bool = False) -> None:
+    """A char or word node for each arc and an output for each lattice node; arcs that meet are added by a sum node, or
+    by each of its readers, which then have more inputs.
+    """
+    states: list[tuple[int, ...]] = []
+    for i, arcs in enumerate(lattice.arcs):
+        state = tuple(nodes.add("char" if source == i - 1 else "word", *states[source]) for source, _ in arcs)
+        if not arcs:
+            state = (nodes.add("start"),)
+        elif len(arcs) > 1 and not absorb_sums:
+            state = (nodes.add("sum", *state),)
+        states.append(state)
+    for state in states:
+        nodes.add("out", *state)
+
+
+def _add_program(nodes: Nodes, program: Call) -> None:
+    """A node for each feature and each call, and an output at the root."""
+
+    def add(part: Call | Feature) -> int:  # programs are at most 24 calls deep, so recursion is safe
+        if isinstance(part, Feature):
+            return nodes.add("feature")
+        return nodes.add(f"module {part.module}", *map(add, part.arguments))
+
+    nodes.add("out", add(program))
+
+
+WORKLOADS: dict[str, Workload] = {
+    workload.name: workload
+    for workload in (
+        Workload("tree-lstm", "TreeLSTM on sentiment trees, an output at every tree node", _trees, _add_tree),
+        Workload("tree-gru", "TreeGRU on sentiment trees, an output at every tree node", _trees, _add_tree),
+        Workload("mv-rnn", "matrix-vector RNN on sentiment trees, an output at every tree node", _trees, _add_tree),
+        Workload(
+            "tree-lstm-2type",
+            "TreeLSTM on sentiment trees, each internal node one of two cells by a fair coin",
+            _trees,
+            partial(_add_tree, two_types=True),
+        ),
+        Workload("bilstm-tagger", "two-layer bidirectional LSTM on tagged sentences", _sentences, _add_sentence),
+        Workload("lattice-lstm", "LSTM on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
+        Workload("lattice-gru", "GRU on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
+        Workload(
+            "lattice-absorbed",
+            "LSTM or GRU on word lattices, sums of arcs read by their consumers",
+            _lattices,
+            partial(_add_lattice, absorb_sums=True),
+        ),
+        Workload("module-net", "generated programs over 40 modules, an output at the root", _programs, _add_program),
+    )
+}
