@@ -39,7 +39,12 @@ from edbatch.checking import check, record
 from edbatch.errors import EdbatchError
 from edbatch.frontend.marking import cell
 from edbatch.planning.graph import Graph
+from edbatch.planning.learning import learn_policy
+from edbatch.planning.policy_file import load_policy
 from edbatch.planning.schedule import Schedule, schedule
 
 __version__ = "0.1.0"
-__all__ = ["Batched", "EdbatchError", "Graph", "Schedule", "batch", "cell", "check", "policies", "record", "schedule"]
+__all__ = [
+    "Batched", "EdbatchError", "Graph", "Schedule", "batch", "cell", "check", "learn_policy", "load_policy", "policies",
+    "record", "schedule",
+]  # fmt: skip

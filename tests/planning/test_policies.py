@@ -57,5 +57,5 @@ def test_names_come_back() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(PolicyError, match=r"no policy is called 'deep'; choose one of depth, agenda, .*exact"):
+    with pytest.raises(PolicyError, match=r"no policy is called 'deep'; choose one of learned, depth, agenda, .*exact"):
         policies.from_name("deep")

@@ -92,6 +92,26 @@ def heights(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
     return height
 
 
+@_kernel
+def lengths(offsets: Ints, inputs: Ints) -> Ints:
+    """Per node, the nodes on the longest path to a sink, the node included."""
+    n = len(offsets) - 1
+    length = np.ones(n, np.int32)
+    for i in range(n - 1, -1, -1):
+        for e in range(offsets[i], offsets[i + 1]):
+            length[inputs[e]] = max(length[inputs[e]], length[i] + 1)
+    return length
+
+
+@_inner
+def mixed(number: int) -> int:
+    """A random-looking 64-bit number for a number: the finalizer of splitmix64."""
+    z = np.uint64(number) + np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))  # type: ignore[return-value]
+
+
 @_inner
 def open_frontier(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Frontier:
     """Nothing is launched; the sources are ready."""
@@ -174,6 +194,15 @@ def run_agenda(types: Ints, offsets: Ints, inputs: Ints, num_types: int, remaini
     return close(f, batch)
 
 
+@_inner
+def lowers(top: Ints, t: int) -> bool:
+    """Whether launching t lowers the bound; `top[a, s]` is the largest height_a of the ready nodes of type s."""
+    is_highest = True
+    for s in range(len(top)):
+        is_highest = is_highest and (s == t or top[t, s] < top[t, t])
+    return is_highest
+
+
 @_kernel
 def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
     """Launch the type after which the lower bound of what remains is smallest, then the one with most ready nodes.
@@ -198,12 +227,9 @@ def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
         for t in range(num_types):
             size = f.tail[t] - f.head[t]
             if size:
-                lowers = True
-                for s in range(num_types):
-                    if s != t and top[t, s] >= top[t, t]:
-                        lowers = False
-                if (lowers and not best_lowers) or (lowers == best_lowers and size > best_size):
-                    best, best_size, best_lowers = t, size, lowers
+                is_lower = lowers(top, t)
+                if (is_lower and not best_lowers) or (is_lower == best_lowers and size > best_size):
+                    best, best_size, best_lowers = t, size, is_lower
         waiting -= launch(f, best, batch)
         for a in range(num_types):
             top[a, best] = 0
@@ -215,19 +241,9 @@ def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
 def run_ratio_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
     """Launch the type whose ready nodes are the largest part of its waiting nodes with no waiting node of it above."""
     f = open_frontier(types, offsets, inputs, num_types)
-    n = len(types)
-    blocks = np.zeros((num_types, n), np.int32)  # inputs that are waiting type a, or have a waiting type-a ancestor
-    free = np.zeros(num_types, np.int64)  # waiting type-a nodes with blocks[a] == 0
-    for a in range(num_types):
-        for i in range(n):
-            for e in range(offsets[i], offsets[i + 1]):
-                p = inputs[e]
-                if types[p] == a or blocks[a, p]:
-                    blocks[a, i] += 1
-            if types[i] == a and blocks[a, i] == 0:
-                free[a] += 1
-    stack = np.empty(n, np.int32)
-    waiting, batch = n, 0
+    blocks, free = block(types, offsets, inputs, num_types)
+    stack = np.empty(len(types), np.int32)
+    waiting, batch = len(types), 0
     while waiting:
         best, best_size = -1, 0
         for t in range(num_types):
@@ -238,6 +254,27 @@ def run_ratio_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
         waiting -= launch(f, best, batch)
         batch += 1
     return close(f, batch)
+
+
+@_inner
+def block(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> tuple[Ints, Ints]:
+    """`blocks[i, a]`: the inputs of node i that are waiting type-a nodes or have one above them.
+
+    `free[a]`: the waiting type-a nodes that none blocks.
+    """
+    n = len(types)
+    blocks = np.zeros((n, num_types), np.int32)
+    free = np.zeros(num_types, np.int64)
+    for i in range(n):
+        for e in range(offsets[i], offsets[i + 1]):
+            p = inputs[e]
+            for a in range(num_types):
+                blocks[i, a] += blocks[p, a] > 0
+            if blocks[p, types[p]] == 0:
+                blocks[i, types[p]] += 1
+        if blocks[i, types[i]] == 0:
+            free[types[i]] += 1
+    return blocks, free
 
 
 @_inner
@@ -255,8 +292,8 @@ def unblock(f: Frontier, a: int, blocks: Ints, stack: Ints) -> int:
         p = stack[size]
         for e in range(f.starts[p], f.starts[p + 1]):
             c = f.consumers[e]
-            blocks[a, c] -= 1
-            if blocks[a, c] == 0:
+            blocks[c, a] -= 1
+            if blocks[c, a] == 0:
                 if f.types[c] == a:
                     freed += 1
                 else:

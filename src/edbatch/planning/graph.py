@@ -18,6 +18,7 @@ import numpy.typing as npt
 from edbatch.errors import GraphError
 
 Ints = npt.NDArray[np.integer[Any]]
+Floats = npt.NDArray[np.floating[Any]]
 
 _SHOWN_TYPES = 8
 

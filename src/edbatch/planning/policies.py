@@ -6,15 +6,20 @@ are imported at first use. Everywhere ties go to the smaller type id, and node i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
 
 from edbatch.errors import PolicyError
+from edbatch.planning.fsm import Fsm
 from edbatch.planning.graph import Graph
+from edbatch.planning.learning import learn_policy
 from edbatch.planning.schedule import Policy, Schedule
+from edbatch.planning.training import QLearning
 
 
 @dataclass(frozen=True)
@@ -99,17 +104,34 @@ class RatioGreedy:
 class BoundGreedy:
     """Launch the type after which the lower bound of what remains is smallest, then the one with most ready nodes.
 
-    >>> BoundGreedy().run(Graph.from_lists("abab", [[], [], [1], [2]])).batches
+    With a beam it goes on with that many of the best beginnings instead of one.
+
+    >>> BoundGreedy(beam=4).run(Graph.from_lists("abab", [[], [], [1], [2]])).batches
     (('b', [1]), ('a', [0, 2]), ('b', [3]))
     """
 
-    name: ClassVar[str] = "bound-greedy"
+    beam: int = 1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.beam, int) or self.beam < 1:
+            raise PolicyError(f"a beam holds at least one schedule, not {self.beam!r}; give an int of 1 or more")
+
+    @property
+    def name(self) -> str:
+        return "bound-greedy" if self.beam == 1 else f"bound-greedy-{self.beam}"
 
     def run(self, graph: Graph) -> Schedule:
-        from edbatch.planning import frontier
+        from edbatch.planning import beam, frontier
 
-        batches = frontier.run_bound_greedy(graph.types, graph.offsets, graph.inputs, graph.num_types)
-        return Schedule(*batches, graph.type_names)
+        if self.beam == 1 or not graph.num_nodes:
+            batches = frontier.run_bound_greedy(graph.types, graph.offsets, graph.inputs, graph.num_types)
+            return Schedule(*batches, graph.type_names)
+        starts, consumers = frontier.consumers(graph.offsets, graph.inputs)
+        heights = frontier.heights(graph.types, graph.offsets, graph.inputs, graph.num_types)
+        batch_of, batch_types = beam.run_beam(graph.types, graph.offsets, starts, consumers, heights, self.beam)
+        order = np.argsort(batch_of, kind="stable")
+        firsts = np.searchsorted(batch_of[order], np.arange(len(batch_types) + 1))
+        return Schedule(order, firsts, batch_types, graph.type_names)
 
 
 @dataclass(frozen=True)
@@ -139,13 +161,69 @@ class Exact:
         return Schedule(order, starts, np.array([t for t, _ in batches], np.int32), graph.type_names)
 
 
-_POLICIES: tuple[Policy, ...] = (
-    Depth(), Agenda(), AgendaRemaining(), RatioGreedy(), RatioGreedy(backward=True), BoundGreedy(), Exact(),
-)  # fmt: skip
+@dataclass
+class Learned:
+    """Learn a machine from the first graph, again when types are new, and take its schedule or a shorter one.
+
+    The other schedule is bound greedy's; it is made only where the machine needs more batches than the lower bound.
+    Learning follows a budget of nodes, so that it takes about as long for few large graphs as for small ones.
+
+    >>> policy = Learned()
+    >>> policy.run(Graph.from_lists("abab", [[], [], [1], [2]])).num_batches
+    3
+    >>> policy.machine
+    Fsm(signs: 2 states over 2 types)
+    """
+
+    machine: Fsm | None = None
+    seed: int = 0
+    lessons: int = field(default=0, repr=False)  # how often it has learned
+
+    name: ClassVar[str] = "learned"
+    max_lessons: ClassVar[int] = 4  # some models have new types in every mini-batch
+    max_nodes: ClassVar[int] = 5_000_000  # launched in all episodes of a lesson
+
+    def run(self, graph: Graph) -> Schedule:
+        if not graph.num_nodes:
+            return BoundGreedy().run(graph)
+        if self.machine is None or self.machine.unknown_types(graph):
+            self.machine = self._learn(graph)
+        schedule, bound = self.machine.play(graph)
+        if schedule.num_batches > bound:
+            other = BoundGreedy().run(graph)
+            if other.num_batches < schedule.num_batches:
+                return replace(other, unseen_states=schedule.unseen_states)
+        return schedule
+
+    def _learn(self, graph: Graph) -> Fsm:
+        if self.machine is not None and self.lessons >= self.max_lessons:
+            return self.machine.with_types(graph.type_names)
+        self.lessons += 1
+        settings = QLearning()
+        episodes = min(settings.episodes, self.max_nodes // graph.num_nodes)
+        return learn_policy([graph], seed=self.seed, settings=replace(settings, episodes=episodes))
+
+    def save(self, path: str | Path) -> None:
+        """Write the machine as JSON, all of it or nothing; `edbatch.load_policy` reads it."""
+        if self.machine is None:
+            raise PolicyError("nothing has been learned yet; call the batched function first, then save its policy")
+        self.machine.save(path)
+
+
+_POLICIES: dict[str, Callable[[], Policy]] = {
+    "learned": Learned,
+    "depth": Depth,
+    "agenda": Agenda,
+    "agenda-remaining": AgendaRemaining,
+    "ratio-greedy": RatioGreedy,
+    "ratio-greedy-backward": lambda: RatioGreedy(backward=True),
+    "bound-greedy": BoundGreedy,
+    "exact": Exact,
+}
 
 
 def from_name(name: str) -> Policy:
-    """The policy of this name; underscores are as good as hyphens.
+    """A policy of this name; underscores are as good as hyphens.
 
     >>> from_name("ratio_greedy_backward")
     RatioGreedy(backward=True)
@@ -153,7 +231,7 @@ def from_name(name: str) -> Policy:
     Raises:
         PolicyError: no policy has this name; the message lists those that exist.
     """
-    for policy in _POLICIES:
-        if policy.name == name.replace("_", "-"):
-            return policy
-    raise PolicyError(f"no policy is called {name!r}; choose one of {', '.join(policy.name for policy in _POLICIES)}")
+    make = _POLICIES.get(name.replace("_", "-"))
+    if make is None:
+        raise PolicyError(f"no policy is called {name!r}; choose one of {', '.join(_POLICIES)}")
+    return make()

@@ -40,6 +40,7 @@ class Schedule:
     starts: Ints
     batch_types: Ints
     type_names: tuple[Hashable, ...]
+    unseen_states: int = 0  # how often a learned policy did not know the state and followed its rule
 
     def __post_init__(self) -> None:
         # Contiguous and of one dtype per field, so that kernels over schedules are compiled once.

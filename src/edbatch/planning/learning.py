@@ -1,0 +1,135 @@
+"""Q-learning of a machine: play over training graphs, remember what launching was worth, keep the best table.
+
+In: graphs. Out: an `Fsm`. The same graphs and seed give the same machine in any process: random numbers come from a
+counter, and budgets are episodes, never seconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from edbatch.errors import PolicyError
+from edbatch.planning.fsm import ENCODINGS, Fsm
+from edbatch.planning.graph import Graph, Ints
+from edbatch.planning.training import Evaluation, QLearning, Training
+
+if TYPE_CHECKING:
+    from edbatch.planning.machine import Table
+
+
+def learn_policy(
+    graphs: Sequence[Graph], encoding: str = "signs", seed: int = 0, *, held_out: Sequence[Graph] = (),
+    settings: QLearning | None = None, progress: Callable[[Evaluation], object] | None = None,
+) -> Fsm:  # fmt: skip
+    """Learn a machine from graphs; of the machines on the way the one with the fewest batches stays.
+
+    >>> chains = Graph.from_lists("abab", [[], [], [1], [2]])
+    >>> learn_policy([chains], encoding="sort").run(chains).num_batches
+    3
+
+    Args:
+        graphs: mini-batches to learn from, in turns.
+        encoding: what the machine sees of the frontier: "signs" (the best one), or the paper's "base", "max", "sort".
+        seed: of the exploration.
+        held_out: mini-batches that are not learned from; if given, the machine that is best on them stays.
+        settings: how to learn.
+        progress: called after each evaluation.
+
+    Raises:
+        PolicyError: there is nothing to learn from, or no such encoding.
+    """
+    settings = settings or QLearning()
+    if not any(graph.num_nodes for graph in graphs):
+        raise PolicyError("there is nothing to learn from: give at least one graph that has nodes")
+    if encoding not in ENCODINGS:
+        raise PolicyError(f"no encoding is called {encoding!r}; choose one of {', '.join(ENCODINGS)}")
+    lesson = _Lesson(graphs, held_out, encoding, seed, settings)
+    curve: list[Evaluation] = []
+    chosen, best = 0, None
+    if settings.demonstrate:
+        for number in range(len(graphs)):
+            lesson.play(number, explore=0.0)
+    explore = settings.explore
+    for episode in range(settings.episodes + 1):
+        last = episode == settings.episodes
+        if last or (episode % settings.evaluate_every == 0 and (episode or settings.demonstrate)):
+            curve.append(lesson.evaluate(episode))
+            if progress is not None:
+                progress(curve[-1])
+            if best is None or _worth(curve[-1], held_out) < _worth(curve[chosen], held_out):
+                chosen, best = len(curve) - 1, lesson.machine()
+            if curve[-1].batches <= settings.stop * lesson.lower_bound:
+                break
+        if not last:
+            lesson.play(episode % len(graphs), explore)
+            explore = max(settings.explore_floor, explore * settings.explore_decay)
+    assert best is not None  # the last episode is evaluated
+    training = Training(
+        seed=seed, settings=settings, num_graphs=len(graphs), num_nodes=sum(g.num_nodes for g in graphs),
+        lower_bound=lesson.lower_bound, held_out_lower_bound=sum(g.lower_bound() for g in held_out), episodes=episode,
+        chosen=chosen, curve=tuple(curve),
+    )  # fmt: skip
+    return Fsm(lesson.types, encoding, *best, training)
+
+
+def _worth(evaluation: Evaluation, held_out: Sequence[Graph]) -> tuple[int, int]:
+    if held_out:
+        return evaluation.held_out_batches, evaluation.batches
+    return evaluation.batches, 0
+
+
+class _Lesson:
+    """The graphs with common type ids, and the table that is learned."""
+
+    def __init__(
+        self, graphs: Sequence[Graph], held_out: Sequence[Graph], encoding: str, seed: int, settings: QLearning
+    ) -> None:
+        from edbatch.planning import machine
+
+        id_of: dict[Hashable, int] = {}
+        for graph in (*graphs, *held_out):
+            for name in graph.type_names:
+                id_of.setdefault(name, len(id_of))
+        self.types = tuple(id_of)
+        self.graphs = [_with_ids(graph, id_of) for graph in graphs]
+        self.held_out = [_with_ids(graph, id_of) for graph in held_out]
+        self.lower_bound = sum(graph.lower_bound() for graph in graphs)
+        self.encoding, self.settings = ENCODINGS.index(encoding), settings
+        self.random = np.array([seed], np.int64).view(np.uint64) << np.uint64(32)
+        self.table: Table = machine.empty_table(len(self.types), settings.max_states)
+
+    def play(self, number: int, explore: float) -> None:
+        """An episode that is learned from."""
+        self._play(self.graphs[number], explore, self.settings.learning_rate)
+
+    def evaluate(self, episode: int) -> Evaluation:
+        """The table as it is, without exploring."""
+        batches, held_out = (sum(self._play(g, 0.0, 0.0) for g in group) for group in (self.graphs, self.held_out))
+        return Evaluation(episode, batches, held_out, int(self.table.size[0]))
+
+    def machine(self) -> tuple[Ints, Ints, Ints, Ints]:
+        """The table as it is, as symbols, starts, actions and visits of a machine."""
+        size = int(self.table.size[0])
+        lengths, counts = self.table.lengths[:size], self.table.counts[:size]
+        symbols = self.table.symbols[:size][np.arange(len(self.types)) < lengths[:, None]]
+        starts = np.concatenate(([0], np.cumsum(lengths)))
+        actions = np.where(counts > 0, self.table.values[:size], -np.inf).argmax(axis=1)
+        return symbols, starts, actions, counts.sum(axis=1)
+
+    def _play(self, graph: Graph, explore: float, rate: float) -> int:
+        from edbatch.planning import machine
+
+        s = self.settings
+        (_, _, batch_types), _, _ = machine.play(
+            graph.types, graph.offsets, graph.inputs, len(self.types), self.encoding, self.table, self.random, explore,
+            s.alpha, s.discount, rate, s.steps,
+        )  # fmt: skip
+        return len(batch_types)
+
+
+def _with_ids(graph: Graph, id_of: dict[Hashable, int]) -> Graph:
+    ids = np.array([id_of[name] for name in graph.type_names], np.int32)
+    return Graph(ids[graph.types], graph.inputs, graph.offsets, tuple(id_of))

@@ -1,0 +1,274 @@
+"""The finite state machine at work: what a frontier looks like, and launching by a table, in numba.
+
+In: a graph's arrays, a table and how to explore and learn. Out: a schedule; and, when learning, a better table.
+
+A *state* is what an encoding sees of the frontier: a sequence of symbols, each a ready type with a mark.
+
+* base: the ready types. max: the same, the type with most ready nodes marked. sort: the ready types, most ready nodes
+  first. These are the paper's.
+* signs: only the types that something speaks for, marked by what it is: launching the type LOWERS the lower bound of
+  what remains, or the type has the ready node with the LONGEST way to go. If a type is SURE, that is all of its nodes
+  that wait for no other node of it are ready, then some shortest schedule starts with it, and it is the whole state.
+
+A table knows for each state what each type launched there was worth. In a state that it does not know, the *rule*
+decides: a sure type, else the one with the largest sum of three signs, each at most 1: it lowers the bound; the share
+of its nodes that is ready, of those that wait for no other node of it; its longest way to go against the longest.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from edbatch.planning.frontier import (
+    Batches,
+    Frontier,
+    _inner,
+    _kernel,
+    block,
+    close,
+    heights,
+    launch,
+    lengths,
+    lowers,
+    mixed,
+    open_frontier,
+    unblock,
+)  # fmt: skip
+from edbatch.planning.graph import Floats, Ints
+
+BASE, MAX, SORT, SIGNS = range(4)
+MARKS = 8  # a symbol is MARKS * type + mark
+LOWERS, LONGEST, SURE = 1, 2, 4  # marks of signs; the first two add up
+MOST = 1  # mark of max
+_NONE = -1
+
+
+class Table(NamedTuple):
+    """What launching was worth, a row per state and a column per type, and where a state's row is."""
+
+    slots: Ints  # hash table: the row of a state, or none; its length is a power of two
+    keys: Ints  # per row, the state as one number
+    symbols: Ints  # per row, the state's symbols
+    lengths: Ints  # per row, how many symbols
+    values: Floats
+    counts: Ints  # how often a value was updated; 0: never launched here
+    size: Ints  # how many rows are used, the only entry
+
+
+class Signs(NamedTuple):
+    """What speaks for launching a type, kept up to date while types are launched."""
+
+    height: Ints
+    length: Ints
+    blocks: Ints
+    free: Ints  # per type, waiting nodes that no waiting node of the type blocks
+    seen: Ints  # queue[seen[t]:tail[t]] has not been looked at
+    size: Ints  # ready nodes per type
+    top: Ints  # top[a, s]: the largest height_a of the ready nodes of type s
+    longest: Ints  # per type, the longest way to go of its ready nodes
+    stack: Ints
+
+
+def empty_table(num_types: int, max_states: int) -> Table:
+    """No state is known, and there is room for so many."""
+    slots = np.full(1 << (2 * max_states).bit_length(), _NONE, np.int32)
+    return Table(
+        slots, np.zeros(max_states, np.uint64), np.zeros((max_states, num_types), np.int32),
+        np.zeros(max_states, np.int32), np.zeros((max_states, num_types)), np.zeros((max_states, num_types), np.int32),
+        np.zeros(1, np.int64),
+    )  # fmt: skip
+
+
+@_inner
+def key_of(symbols: Ints, count: int) -> int:
+    key = mixed(count)
+    for k in range(count):
+        key = mixed(key ^ np.uint64(symbols[k]))  # type: ignore[arg-type]
+    return key
+
+
+@_inner
+def find(table: Table, key: int) -> int:
+    """The slot of a state: it holds the state's row, or none where the state belongs."""
+    mask = len(table.slots) - 1
+    slot = np.int64(key & np.uint64(mask))
+    while table.slots[slot] != _NONE and table.keys[table.slots[slot]] != key:
+        slot = (slot + 1) & mask
+    return slot  # type: ignore[return-value]
+
+
+@_inner
+def insert(table: Table, symbols: Ints, count: int) -> int:
+    """A row for a state that has none; none if the table is full."""
+    row = table.size[0]
+    if row == len(table.keys):
+        return _NONE
+    key = key_of(symbols, count)
+    table.slots[find(table, key)] = row
+    table.keys[row] = key
+    table.lengths[row] = count
+    table.symbols[row, :count] = symbols[:count]
+    table.size[0] += 1
+    return row  # type: ignore[no-any-return]
+
+
+@_kernel
+def insert_all(table: Table, symbols: Ints, starts: Ints) -> None:
+    """A row for each state: state i has the symbols from `starts[i]` to `starts[i + 1]`."""
+    for i in range(len(starts) - 1):
+        insert(table, symbols[starts[i] :], starts[i + 1] - starts[i])
+
+
+@_inner
+def look(f: Frontier, signs: Signs) -> None:
+    """Take in the nodes that became ready."""
+    num_types = len(signs.size)
+    for s in range(num_types):
+        for k in range(signs.seen[s], f.tail[s]):
+            signs.longest[s] = max(signs.longest[s], signs.length[f.queue[k]])
+            for a in range(num_types):
+                signs.top[a, s] = max(signs.top[a, s], signs.height[f.queue[k], a])
+        signs.seen[s] = f.tail[s]
+        signs.size[s] = f.tail[s] - f.head[s]
+
+
+@_inner
+def sure_type(signs: Signs) -> int:
+    """A type with which some shortest schedule goes on, or none that is known."""
+    for t in range(len(signs.size)):
+        if signs.size[t] and signs.size[t] == signs.free[t]:
+            return t
+    return _NONE
+
+
+@_inner
+def rule_type(signs: Signs) -> int:
+    """What to launch when nothing was learned; of equals the type with most ready nodes."""
+    best = sure_type(signs)
+    if best != _NONE:
+        return best
+    best_score, longest = 0.0, max(signs.longest)
+    for t in range(len(signs.size)):
+        if signs.size[t]:
+            score = lowers(signs.top, t) + signs.size[t] / signs.free[t] + signs.longest[t] / longest
+            if score > best_score or (score == best_score and signs.size[t] > signs.size[best]):
+                best, best_score = t, score
+    return best
+
+
+@_inner
+def encode(encoding: int, signs: Signs, symbols: Ints) -> int:
+    """Writes the state's symbols and returns how many."""
+    if encoding == SIGNS:
+        t = sure_type(signs)
+        if t != _NONE:
+            symbols[0] = MARKS * t + SURE
+            return 1
+    count, most, longest = 0, 0, max(signs.longest)
+    for t in range(len(signs.size)):
+        if signs.size[t] > signs.size[most]:
+            most = t
+    for t in range(len(signs.size)):
+        if not signs.size[t]:
+            continue
+        mark, at = 0, count
+        if encoding == MAX:
+            mark = MOST * (t == most)
+        elif encoding == SIGNS:
+            mark = LOWERS * lowers(signs.top, t) + LONGEST * (signs.longest[t] == longest)
+            if mark == 0:
+                continue
+        elif encoding == SORT:
+            while at and signs.size[symbols[at - 1] // MARKS] < signs.size[t]:
+                symbols[at] = symbols[at - 1]
+                at -= 1
+        symbols[at] = MARKS * t + mark
+        count += 1
+    return count
+
+
+@_inner
+def best_known(table: Table, row: int, signs: Signs) -> int:
+    """The ready type that was worth most in this state, of those that were tried; none if none was."""
+    best = _NONE
+    for t in range(len(signs.size)):
+        if signs.size[t] and table.counts[row, t] and (best == _NONE or table.values[row, t] > table.values[row, best]):
+            best = t
+    return best
+
+
+@_inner
+def uniform(random: Ints) -> float:
+    """A number from 0 to 1; `random` is a counter that goes on."""
+    random[0] += np.uint64(1)
+    return (mixed(mixed(random[0])) >> np.uint64(11)) / 9007199254740992.0
+
+
+@_inner
+def learn_return(table: Table, row: int, t: int, rewards: Floats, value: float, discount: float, rate: float) -> None:
+    """Moves a value towards the rewards that followed and what was to come after them."""
+    if row == _NONE:  # the table was full
+        return
+    for k in range(len(rewards) - 1, -1, -1):
+        value = rewards[k] + discount * value
+    share = rate if table.counts[row, t] else 1.0
+    table.values[row, t] += share * (value - table.values[row, t])
+    table.counts[row, t] += 1
+
+
+@_kernel
+def play(
+    types: Ints, offsets: Ints, inputs: Ints, num_types: int, encoding: int, table: Table, random: Ints, explore: float,
+    alpha: float, discount: float, rate: float, steps: int,
+) -> tuple[Batches, int, int]:  # fmt: skip
+    """One run over a graph: its schedule, how many of the states were unknown, and the graph's lower bound.
+
+    With a `rate` above 0 it learns: new states are inserted, and what was launched is judged by the return of the next
+    `steps` rewards and of what the best known launch is worth there, or after more steps where that is not known.
+    A random type of the state is tried with probability `explore`, but a new state follows the rule, so that a table
+    knows the rule's choice before any other.
+    """
+    n = len(types)
+    f = open_frontier(types, offsets, inputs, num_types)
+    blocks, free = block(types, offsets, inputs, num_types)
+    signs = Signs(
+        heights(types, offsets, inputs, num_types), lengths(offsets, inputs), blocks, free, f.head.copy(),
+        np.zeros(num_types, np.int64), np.zeros((num_types, num_types), np.int32), np.zeros(num_types, np.int64),
+        np.empty(n, np.int32),
+    )  # fmt: skip
+    symbols = np.empty(num_types, np.int32)
+    rows, rewards = np.empty(n, np.int64), np.empty(n)
+    waiting, batch, due, unknown, bound = n, 0, 0, 0, 0
+    while waiting:
+        look(f, signs)
+        if batch == 0:
+            for a in range(num_types):
+                bound += signs.top[a].max()
+        count = encode(encoding, signs, symbols)
+        row = table.slots[find(table, key_of(symbols, count))]
+        chosen = best_known(table, row, signs) if row != _NONE else _NONE
+        if chosen == _NONE:
+            unknown += 1
+            chosen = rule_type(signs)
+            if rate and row == _NONE:
+                row = insert(table, symbols, count)
+        else:
+            while rate and due + steps <= batch:
+                value, past = table.values[row, chosen], rewards[due:batch]
+                learn_return(table, rows[due], f.batch_types[due], past, value, discount, rate)
+                due += 1
+            if explore and uniform(random) < explore:
+                chosen = symbols[int(uniform(random) * count)] // MARKS
+        size = signs.size[chosen]
+        rows[batch], rewards[batch] = row, alpha * size / signs.free[chosen] - 1
+        signs.free[chosen] += unblock(f, chosen, blocks, signs.stack) - size
+        signs.top[:, chosen] = 0
+        signs.longest[chosen] = 0
+        waiting -= launch(f, chosen, batch)
+        batch += 1
+    while rate and due < batch:
+        learn_return(table, rows[due], f.batch_types[due], rewards[due:batch], 0.0, discount, rate)
+        due += 1
+    return close(f, batch), unknown, bound

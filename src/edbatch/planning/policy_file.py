@@ -1,0 +1,133 @@
+"""Machines as files: JSON that people can read and other processes can trust.
+
+In: an `Fsm`, or a path. Out: the file, or the `Fsm`. Whatever is wrong with a file is found when it is read.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edbatch.errors import PolicyError
+from edbatch.planning.fsm import ENCODINGS, MARK_NAMES, MARKS, Fsm
+from edbatch.planning.training import Training
+
+FORMAT = "edbatch policy"
+VERSION = 1
+
+TypeName = str | int
+
+
+class StateRecord(msgspec.Struct, forbid_unknown_fields=True):
+    state: list[tuple[TypeName, str]]  # ready types with their marks
+    launch: TypeName
+    visits: int
+
+
+class FileRecord(msgspec.Struct, forbid_unknown_fields=True):
+    format: str
+    version: int
+    encoding: str
+    types: list[TypeName]
+    states: list[StateRecord]
+    training: Training
+
+
+class Header(msgspec.Struct):
+    format: str
+    version: int
+
+
+def save(policy: Fsm, path: Path) -> None:
+    """Write all of the file or, if anything fails, nothing."""
+    odd = [name for name in policy.types if not isinstance(name, str | int)]
+    if odd:
+        raise PolicyError(
+            f"a policy is saved with types that are strings or ints, and {odd[0]!r} is neither; rename it"
+        )
+    records: list[Any] = [StateRecord(list(s.ready), s.launch, s.visits) for s in policy.states()]  # type: ignore[arg-type]
+    record = FileRecord(FORMAT, VERSION, policy.encoding, list(policy.types), records, policy.training)  # type: ignore[arg-type]
+    text = _lines(msgspec.to_builtins(record))
+    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
+        try:
+            file.write(text)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def load_policy(path: str | Path) -> Fsm:
+    """Read a policy that was saved by `policy.save`.
+
+    Raises:
+        PolicyError: the file is damaged, of a newer version, or no policy.
+        OSError: the file cannot be read.
+    """
+    path = Path(path)
+    text = path.read_bytes()
+    try:
+        header = msgspec.json.decode(text, type=Header)
+        if header.format != FORMAT:
+            raise PolicyError(f"{path} says that its format is {header.format!r}, not {FORMAT!r}; give a saved policy")
+        if header.version > VERSION:
+            raise PolicyError(
+                f"{path} is a policy of version {header.version}, and this edbatch reads versions up to {VERSION}; "
+                "upgrade edbatch, or learn the policy again"
+            )
+        record = msgspec.json.decode(text, type=FileRecord)
+    except msgspec.DecodeError as error:
+        raise PolicyError(f"{path} is damaged or no policy ({error}); learn the policy again and save it") from error
+    try:
+        return _machine(record)
+    except PolicyError as error:
+        raise PolicyError(f"{path} is damaged: {error}; learn the policy again and save it") from None
+
+
+def _machine(record: FileRecord) -> Fsm:
+    if record.encoding not in ENCODINGS:
+        raise PolicyError(f"its encoding {record.encoding!r} is none of {', '.join(ENCODINGS)}")
+    id_of = {name: i for i, name in enumerate(record.types)}
+    if len(id_of) < len(record.types):
+        raise PolicyError("a type is listed twice")
+    marks = MARK_NAMES[record.encoding]
+    symbols: list[int] = []
+    starts = [0]
+    seen = set()
+    for number, state in enumerate(record.states):
+        for name, mark in state.state:
+            if name not in id_of or mark not in marks:
+                raise PolicyError(f"state {number} has the type {name!r} marked {mark!r}, which does not exist")
+            symbols.append(MARKS * id_of[name] + marks.index(mark))
+        if state.launch not in id_of or state.visits < 0:
+            raise PolicyError(f"state {number} launches {state.launch!r} after {state.visits} visits")
+        if tuple(symbols[starts[-1] :]) in seen:
+            raise PolicyError(f"state {number} is there twice")
+        seen.add(tuple(symbols[starts[-1] :]))
+        starts.append(len(symbols))
+    return Fsm(
+        types=tuple(record.types),
+        encoding=record.encoding,
+        symbols=np.array(symbols, np.int32),
+        starts=np.array(starts, np.int64),
+        actions=np.array([id_of[state.launch] for state in record.states], np.int64),
+        visits=np.array([state.visits for state in record.states], np.int64),
+        training=record.training,
+    )
+
+
+def _lines(record: dict[str, Any]) -> bytes:
+    """JSON with one line per type and state."""
+    parts = []
+    for key, value in record.items():
+        text = msgspec.json.encode(value)
+        if isinstance(value, list):
+            text = b"[" + b",".join(b"\n    " + msgspec.json.encode(item) for item in value) + b"\n  ]"
+        parts.append(b'\n  "' + key.encode() + b'": ' + text)
+    return b"{" + b",".join(parts) + b"\n}\n"
