@@ -62,6 +62,16 @@ def lattices(draw: st.DrawFn, max_lattices: int = 3, max_length: int = 8) -> Lis
     return types, inputs
 
 
+def words(*texts: str) -> Lists:
+    """A chain per word, a node per letter: the types are the letters."""
+    types, inputs, add = _growing()
+    for text in texts:
+        last: tuple[int, ...] = ()
+        for letter in text:
+            last = (add(letter, *last),)
+    return types, inputs
+
+
 def graphs() -> st.SearchStrategy[Lists]:
     """All of the above, for what must hold on any graph."""
     return st.one_of(dags(), trees(internal=("node", "other")), lattices())

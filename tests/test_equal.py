@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 import edbatch
 import zoo
 
-POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy"]
+POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"]
 case = pytest.mark.parametrize("case", zoo.CASES, ids=lambda c: c.name)
 
 

@@ -98,13 +98,14 @@ class Batched(nn.Module):
         )
 
 
-def batch(fn: Callable[..., Any], *, policy: str | Policy = "bound-greedy", stack: bool | str = True) -> Batched:
+def batch(fn: Callable[..., Any], *, policy: str | Policy = "learned", stack: bool | str = True) -> Batched:
     """Run a function of one example on mini-batches of different examples, with few large kernels, forward and
     backward.
 
     Args:
         fn: a module or function of one example.
-        policy: decides what to launch next: a policy or its name ("depth", "agenda", "bound-greedy", …).
+        policy: decides what to launch next: a policy or its name. "learned" learns a finite state machine on the first
+            mini-batch, and again when types of nodes are new; "bound-greedy", "agenda", "depth", … learn nothing.
         stack: how results are put together: True stacks them, "cat" gives (rows of all examples, lengths), "pad" pads
         with zeros,
             False gives a list with one result per example.

@@ -16,7 +16,7 @@ def explain(stats: Stats, policy: Policy) -> str:
     total = sum(stats.seconds.values())
     lines = [
         f"{stats.num_nodes} nodes of {stats.num_types} types in {stats.num_batches} batches by policy {policy.name}",
-        f"  lower bound {stats.graph.lower_bound()}; {others}",
+        f"  lower bound {stats.graph.lower_bound()}; {others}" + _unseen(stats),
         f"  operands: {stats.views} views, {stats.gathers} gathers ({_bytes(stats.bytes_copied)} copied); arenas "
         f"{_bytes(stats.peak_bytes)}",
         "  time: "
@@ -30,6 +30,10 @@ def explain(stats: Stats, policy: Policy) -> str:
         if t.runs_alone is not None:
             lines.append(f"{'':>28}ran one by one: {t.runs_alone}")
     return "\n".join(lines)
+
+
+def _unseen(stats: Stats) -> str:
+    return f"; {stats.unseen_states} states were unseen" if stats.unseen_states else ""
 
 
 def _bytes(number: int) -> str:

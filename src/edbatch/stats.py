@@ -46,7 +46,7 @@ class Stats:
 
     seconds: by stage (record, schedule, plan, run, and backward once it has run).
     views, gathers: operands of batches read in place, and copied. bytes_copied: by those gathers. peak_bytes: of all
-    arenas.
+    arenas. unseen_states: launches for which a learned policy knew nothing and followed its rule.
     """
 
     num_nodes: int
@@ -56,6 +56,7 @@ class Stats:
     gathers: int
     bytes_copied: int
     peak_bytes: int
+    unseen_states: int
     seconds: dict[str, float]
     graph: Graph = field(repr=False)
 
@@ -86,6 +87,7 @@ class Stats:
             gathers=int(gathered.sum()),
             bytes_copied=int(copied),
             peak_bytes=peak_bytes,
+            unseen_states=plan.schedule.unseen_states,
             seconds=seconds,
             graph=plan.graph,
         )

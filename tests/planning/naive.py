@@ -103,3 +103,67 @@ def shortest_length(types: Types, inputs: Inputs, done: Done = frozenset()) -> i
         return 1 + min(rest(done | set(nodes)) for nodes in moves)
 
     return rest(done)
+
+
+def beam(types: Types, inputs: Inputs, width: int) -> int:
+    """The batches of a beam search: as many beginnings as `width`, by bound, waiting nodes, rank and type."""
+    beginnings: list[Done] = [frozenset()]
+    for length in range(len(types) + 1):
+        if any(len(done) == len(types) for done in beginnings):
+            return length
+        moves: dict[Done, tuple[int, int]] = {}
+        for done in beginnings:
+            for type_ in type_order(types):
+                after = done | set(ready(types, inputs, done, type_))
+                if after != done:
+                    moves.setdefault(after, (bound(types, inputs, after), -len(after)))
+        beginnings = sorted(moves, key=lambda after: moves[after])[:width]  # stable: the first of equals
+    raise AssertionError("unreachable: every step launches something")
+
+
+def lengths(inputs: Inputs) -> list[int]:
+    """Per node, the nodes on the longest path to a sink."""
+    length = [1] * len(inputs)
+    for i in reversed(range(len(inputs))):
+        for p in inputs[i]:
+            length[p] = max(length[p], length[i] + 1)
+    return length
+
+
+class Frontier:
+    """What a machine sees after some nodes have run, from the definitions."""
+
+    def __init__(self, types: Types, inputs: Inputs, done: Done) -> None:
+        now, way = bound(types, inputs, done), lengths(inputs)
+        order = [t for t in type_order(types) if ready(types, inputs, done, t)]
+        self.ready = {t: ready(types, inputs, done, t) for t in order}
+        self.free = {t: free(types, inputs, done, t) for t in order}
+        self.lowers = {t: bound(types, inputs, done | set(self.ready[t])) < now for t in order}
+        self.longest = {t: max(way[i] for i in self.ready[t]) for t in order}
+        self.sure = [t for t in order if len(self.ready[t]) == len(self.free[t])]
+
+    def state(self, encoding: str) -> tuple[tuple[str, str], ...]:
+        sizes = {t: len(nodes) for t, nodes in self.ready.items()}
+        if encoding == "sort":
+            return tuple((t, "") for t in sorted(sizes, key=lambda t: -sizes[t]))
+        if encoding == "max":
+            most = max(sizes, key=lambda t: sizes[t])  # the first of equals
+            return tuple((t, "most" if t == most else "") for t in sizes)
+        if encoding == "base":
+            return tuple((t, "") for t in sizes)
+        if self.sure:
+            return ((self.sure[0], "sure"),)
+        longest = max(self.longest.values())
+        marks = {t: " ".join(["lowers"] * self.lowers[t] + ["longest"] * (self.longest[t] == longest)) for t in sizes}
+        return tuple((t, mark) for t, mark in marks.items() if mark)
+
+    def rule(self) -> str:
+        if self.sure:
+            return self.sure[0]
+        longest = max(self.longest.values())
+
+        def score(t: str) -> tuple[float, int]:
+            share = len(self.ready[t]) / len(self.free[t])
+            return self.lowers[t] + share + self.longest[t] / longest, len(self.ready[t])
+
+        return max(self.ready, key=score)  # the first of equals

@@ -11,7 +11,16 @@ from edbatch.planning import policies
 from edbatch.planning.graph import Graph
 from strategies import Lists, graphs
 
-NAMES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "exact"]
+NAMES = [
+    "depth",
+    "agenda",
+    "agenda-remaining",
+    "ratio-greedy",
+    "ratio-greedy-backward",
+    "bound-greedy",
+    "learned",
+    "exact",
+]
 ORACLES = [naive.depth, naive.agenda, naive.agenda_remaining, naive.ratio_greedy, naive.bound_greedy]
 
 
