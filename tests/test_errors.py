@@ -231,7 +231,7 @@ def test_an_error_while_running_names_the_cell_and_the_number():
     embedding = nn.Embedding(5, 3)
     with pytest.raises(IndexError) as caught:
         run(lambda i: embedding(i), [1, 20, 3])
-    assert "while running Embedding(i64[])" in caught.value.__notes__[0]
+    assert "while running embedding(int)" in caught.value.__notes__[0]
     assert "largest number it got is 20, in example 1" in caught.value.__notes__[0]
 
 

@@ -50,7 +50,7 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     tensors += list(root.parameters()) if isinstance(root, nn.Module) else []
     tensors += [c for c in columns if isinstance(c, Tensor)]
     leaves = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
-    named = [(f"the gradient of {batched.pipeline.kernels.name_of_tensor(t)}", t) for t in leaves.values()]
+    named = [(f"the gradient of {batched.pipeline.paths.name_of(t)}", t) for t in leaves.values()]
     wanted = [(a, b) for a, b in pairs if b.requires_grad]
     if any(not a.requires_grad for a, _ in wanted):
         raise CheckError("a result has a gradient one by one, but none batched")

@@ -23,6 +23,8 @@ from torch import Tensor, nn
 from edbatch.errors import BatchError
 from edbatch.frontend.interception import Shortcuts, recording
 from edbatch.frontend.kernels import KernelCache
+from edbatch.frontend.names import Names
+from edbatch.frontend.paths import Paths
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
@@ -44,7 +46,8 @@ class Pipeline:
         self.function = function
         owner = getattr(function, "__self__", function)
         self.root = owner if isinstance(owner, nn.Module) else None
-        self.kernels = KernelCache(self.root)
+        self.paths = Paths(function)
+        self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
         self.pool = Pool()
 
@@ -73,7 +76,9 @@ class Pipeline:
     def record(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         """Record the function on every example of a mini-batch."""
         examples = zip_columns(columns)
-        recorder = Recorder(self.kernels, self._device(), _shared_tensors(self.root, keywords))
+        device = self._device()
+        names = Names(self.paths, keywords, device)
+        recorder = Recorder(self.kernels, names, device, _shared_tensors(self.root, keywords))
         outputs = []
         with recording(recorder, self.shortcuts):
             for i, example in enumerate(examples):

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import CaptureError, RecordingError
 from edbatch.frontend.marking import CellFunction, CellOptions, numbers_to_tensors, options_of, static_positions
+from edbatch.frontend.paths import Paths
 from edbatch.spec import Spec
 
 SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
@@ -58,31 +60,20 @@ class Cell:
     parameters: tuple[torch.Tensor, ...]
     modules: tuple[nn.Module, ...]
 
+    @cached_property
+    def device(self) -> torch.device | None:
+        """Where its parameters are."""
+        with torch._C.DisableTorchFunction():  # else the attribute would pass through the mode
+            return self.parameters[0].device if self.parameters else None
+
 
 class KernelCache:
     """All kernels of one batched function."""
 
-    def __init__(self, root: nn.Module | None):
-        self._root = root
-        self._names: dict[Any, str] = {}
-        self._paths: dict[int, str] = {}
+    def __init__(self, paths: Paths):
+        self.paths = paths
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
         self._lock = threading.RLock()
-
-    def name_of(self, target: Any) -> str:
-        """A name that is the same in every process: a module's path, or the function's name."""
-        if not isinstance(target, nn.Module):
-            return str(getattr(target, "__name__", target)).strip("_")
-        if target not in self._names and self._root is not None:
-            self._names = {module: path for path, module in self._root.named_modules(remove_duplicate=False)}
-        return self._names.get(target) or type(target).__name__
-
-    def name_of_tensor(self, tensor: torch.Tensor) -> str:
-        """A parameter's or buffer's path, or its spec when it is the user's own."""
-        if self._root is not None and id(tensor) not in self._paths:
-            own = (*self._root.named_parameters(), *self._root.named_buffers())
-            self._paths = {id(t): path for path, t in own}
-        return self._paths.get(id(tensor)) or repr(Spec.of(tensor))
 
     def cell(self, target: Any, owners: Sequence[nn.Module] = ()) -> Cell | None:
         """How a callable is marked and in which state it is; None when a call of it is not one node.
@@ -99,8 +90,8 @@ class KernelCache:
         for module in modules:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
                 raise RecordingError(
-                    f"BatchNorm ({self.name_of(target)}) in a cell in training mode mixes examples and updates its "
-                    "statistics, so batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, "
+                    f"BatchNorm ({self.paths.name_of(target)}) in a cell in training mode mixes examples and updates "
+                    "its statistics, so batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, "
                     "or put it "
                     "into eval mode"
                 )
@@ -134,7 +125,7 @@ class KernelCache:
             if found is None:
                 if len(kernels) >= MAX_KERNELS:
                     del kernels[next(iter(kernels))]
-                found = kernels[key] = _capture(function, rows, shared, cell, self.name_of(target), alone)
+                found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), alone)
             return found
 
 

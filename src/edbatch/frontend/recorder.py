@@ -26,7 +26,9 @@ from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
+from edbatch.frontend.names import Names
 from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.shared import SharedTensors, flatten
 from edbatch.frontend.signature import Parts, calling, float_bits
 from edbatch.planning.layout import REF
 from edbatch.spec import Spec
@@ -65,8 +67,9 @@ class Entry:
 class Recorder:
     """Records one call of a batched function: all its examples into one graph."""
 
-    def __init__(self, kernels: KernelCache, device: torch.device, shared: Sequence[torch.Tensor] = ()):
+    def __init__(self, kernels: KernelCache, names: Names, device: torch.device, shared: Sequence[torch.Tensor] = ()):
         self.kernels = kernels
+        self.names = names
         self.device = device
         self.types: list[int] = []
         self.args: list[int] = []
@@ -81,8 +84,7 @@ class Recorder:
         self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
-        self._shared: dict[int, torch.Tensor] = {id(t): t for t in shared}
-        self._memo: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
+        self.shared = SharedTensors(self, shared)
         self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self.refresh_context()
@@ -98,9 +100,6 @@ class Recorder:
     def kind(self, spec: Spec) -> Kind:
         return self._kinds.setdefault(spec, Kind(spec, self))
 
-    def is_shared(self, tensor: torch.Tensor) -> bool:
-        return isinstance(tensor, nn.Parameter) or id(tensor) in self._shared
-
     def outside(self, tensor: torch.Tensor) -> Lazy:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
         known = self._outside_of.get(id(tensor))
@@ -115,10 +114,10 @@ class Recorder:
 
     def _protect(self, tensors: list[torch.Tensor]) -> None:
         """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
-        if any(self.is_shared(tensor) for tensor in tensors):
-            self._memo.clear()
+        if any(tensor in self.shared for tensor in tensors):
+            self.shared.forget_results()
         for tensor in tensors:
-            if self.is_shared(tensor) and any(tensor is used for t in self.node_types for used in t.shared):
+            if tensor in self.shared and any(tensor is used for t in self.node_types for used in t.shared):
                 raise InPlaceError(
                     "a parameter or buffer was written in place after it was used in the same mini-batch, but all "
                     "examples share one value of it; write it before or after the batched call"
@@ -165,9 +164,7 @@ class Recorder:
         found = entries.get(key)
         if found is None:
             node_type = make()
-            same = sum(t.name == node_type.name or t.name.startswith(f"{node_type.name} #") for t in self.node_types)
-            if same:  # e.g. another grad mode, or other parameters: types are told apart by their names
-                node_type = replace(node_type, name=f"{node_type.name} #{same + 1}")
+            node_type = replace(node_type, name=self.names.give(node_type.name, context or self.context, self.outer))
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
             entries[key] = found
@@ -186,7 +183,7 @@ class Recorder:
         if cell is None:
             if target._backward_hooks or target._backward_pre_hooks:
                 raise RecordingError(
-                    f"module {self.kernels.name_of(target)} has backward hooks, which torch calls in a backward "
+                    f"module {self.kernels.paths.name_of(target)} has backward hooks, which torch calls in a backward "
                     f"of its own; put "
                     "them on a cell, or use register_hook on parameters and results"
                 )
@@ -195,8 +192,7 @@ class Recorder:
             return module_call(target, *args, **kwargs)
         if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target, args[0].ndim - 1):
             return self.row_wise(target, args, kwargs, cell)
-        device = cell.parameters[0].device if cell.parameters else None
-        return self._record(target, args, kwargs, Parts(self, is_cell=True, device=device), cell)
+        return self._record(target, args, kwargs, Parts(self, is_cell=True, device=cell.device), cell)
 
     def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
         """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
@@ -222,10 +218,7 @@ class Recorder:
         rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
         run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
         kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
-        operands = [*map(repr, rows), *[self.kernels.name_of_tensor(t) for t in parts.shared]]
-        operands += [repr(k[1]) if type(k) is tuple and len(k) == 2 else repr(k) for k in parts.key if _is_static(k)]
-        mode = "" if self.context == self.outer else " under another grad mode or autocast"
-        name = f"{self.kernels.name_of(target)}({', '.join(operands)}){mode}"
+        name = self.names.call(target, args, kwargs, parts)
         per_row = (parts.is_row_wise,) * len(kernel.outputs)
         return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
 
@@ -335,54 +328,13 @@ class Recorder:
         if is_in_place(func) or kwargs.get("out") is not None:
             self._protect(tensors)
             return func(*args, **kwargs)
-        if not any(isinstance(t, nn.Parameter) or (t.requires_grad and self.is_shared(t)) for t in tensors):
+        if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             return func(*args, **kwargs)
         if func is torch.Tensor.__getitem__ and is_row_number(args[1]):
             return row_of(self, *args)
-        if all(self.is_shared(t) for t in tensors):
-            return self._once(func, args, kwargs)
+        if all(t in self.shared for t in tensors):
+            return self.shared.compute(func, args, kwargs)
         return self._record(func, args, kwargs, Parts(self))
-
-    def _once(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """An op on parameters and constants alone: run at once, once per call of the batched function."""
-        parts = Parts(self)
-        parts.key += (func, self.context)
-        parts.take(args)
-        parts.take(kwargs)
-        key = tuple(parts.key)
-        known = self._memo.get(key)
-        if known is not None and known[1] == _version(known[0]):
-            return known[0]
-        result = func(*args, **kwargs)
-        self._memo[key] = result, _version(result), parts.shared  # kept, since the key holds only their ids
-        self._shared.update((id(t), t) for t in flatten((result,), {}) if isinstance(t, torch.Tensor))
-        return result
-
-
-def flatten(args: Any, kwargs: Any) -> list[Any]:
-    """The leaves of arguments, through lists, tuples and dicts."""
-    leaves: list[Any] = []
-    stack = [*args, *kwargs.values()]
-    for item in stack:  # grows while it is walked
-        if isinstance(item, list | tuple):
-            stack.extend(item)
-        elif isinstance(item, dict):
-            stack.extend(item.values())
-        else:
-            leaves.append(item)
-    return leaves
-
-
-def _is_static(part: Any) -> bool:
-    """Whether a part of a key is an argument that belongs to the type.
-
-    A bool or str, or a number or object with its class.
-    """
-    return type(part) in (bool, str) or (type(part) is tuple and len(part) == 2 and part[0] in (int, float))
-
-
-def _version(result: Any) -> int:
-    return result._version if isinstance(result, torch.Tensor) and not result.is_inference() else 0
 
 
 def leaked(value: Lazy) -> LeakedValueError:

@@ -80,7 +80,8 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     terms = terms if count < 0 else terms[:count]
 
     def make() -> NodeType:
-        return NodeType(f"sum({spec})", copy_kernel(spec, grad=context.grad), (Slot.SUM,), (spec,), (), (False,))
+        name = _name(recorder, "sum of", Slot.SUM, spec)
+        return NodeType(name, copy_kernel(spec, grad=context.grad), (Slot.SUM,), (spec,), (), (False,))
 
     node = recorder.add(recorder.entry(("sum", value.kind), make, context), [len(terms), *terms])
     value.__class__ = Lazy  # type: ignore[assignment]
@@ -119,9 +120,8 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
         spec = rows.kind.spec
 
         def make() -> NodeType:
-            return NodeType(
-                f"stack({spec})", copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,)
-            )
+            name = _name(recorder, "stack of", Slot.LIST, spec)
+            return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,))
 
         entry = recorder.entry(("stack", rows.kind), make)
         rows.ref = recorder.add(entry, _listed(rows), rows.length).ref
@@ -144,12 +144,18 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
         kernel = SegmentKernel(
             "dense", (whole,), run, gradient, num_slots=1, reads_rows=False, grad=recorder.context.grad
         )
-        return NodeType(f"stack({length} x {spec})", kernel, (slot,), (spec,), (), (False,))
+        name = _name(recorder, f"stack of {length}", slot, spec)
+        return NodeType(name, kernel, (slot,), (spec,), (), (False,))
 
     if rows.whole is None:
         slot, flat = _operand(rows)
         rows.whole = recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)
     return rows.whole
+
+
+def _name(recorder: Recorder, what: str, slot: Slot, spec: Spec) -> str:
+    what_of = "rows" if slot in (Slot.ROWS, Slot.SUM_ROWS) else "values"
+    return f"{what} {what_of} {recorder.names.spec(spec)}"
 
 
 def _listed(rows: Rows) -> list[int]:
@@ -219,7 +225,7 @@ def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 def _product(recorder: Recorder, left: Any, right: Any) -> Any:
     if type(left) is Rows and left.ndim == 2 and type(right) is not Rows:
-        if right.ndim == 1 or (right.ndim == 2 and isinstance(right, torch.Tensor) and recorder.is_shared(right)):
+        if right.ndim == 1 or (right.ndim == 2 and isinstance(right, torch.Tensor) and right in recorder.shared):
             return recorder.row_wise(torch.matmul, (left, right), {})
     elif type(left) is Rows and type(right) is Rows and left.ndim == 1 and right.length == left.length:
         return _sum(recorder, recorder.row_wise(torch.mul, (right, left), {}))
@@ -232,7 +238,7 @@ def _sum(recorder: Recorder, rows: Rows) -> Any:
         return NotImplemented
 
     def make() -> NodeType:
-        name = f"sum({spec})" if slot is Slot.SUM else f"sum of rows({spec})"
+        name = _name(recorder, "sum of", slot, spec)
         return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (slot,), (spec,), (), (False,))
 
     slot, flat = (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
@@ -252,7 +258,9 @@ def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
         def make() -> NodeType:
             kernel = segment_kernel(name, spec, grad=recorder.context.grad)
             per_row = (name == "softmax",) * len(kernel.outputs)
-            return NodeType(f"{name} of rows({spec})", kernel, (slot, Slot.OFFSETS), (spec, None), (), per_row)
+            return NodeType(
+                _name(recorder, f"{name} of", slot, spec), kernel, (slot, Slot.OFFSETS), (spec, None), (), per_row
+            )
 
         if not spec.dtype.is_floating_point:
             return NotImplemented

@@ -75,7 +75,7 @@ class Parts:
         if kind is int or kind is float:
             return self._number(value, kind, static)
         if isinstance(value, torch.Tensor):
-            if self.is_cell or not self.recorder.is_shared(value):
+            if self.is_cell or value not in self.recorder.shared:
                 return self._operand(self.recorder.outside(value))
             return self._shared(value)
         if isinstance(value, np.number):

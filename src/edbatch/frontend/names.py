@@ -1,0 +1,174 @@
+"""Names of node types. They are the keys of saved policies and are shown to people.
+
+A name is the call as one would write it, with what belongs to the type in the place of the arguments:
+`node(f32[4], f32[4])`, `torch.mv(weight, f32[4])`, `torch.clamp(f32[4], min=0)`. Modules and shared tensors are called
+by their paths, objects without a text of their own by their class, never by an address. What surrounds the whole call
+of the batched function (train or eval, grad mode, autocast, device) is left out, so that a policy learned in training
+serves evaluation too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from edbatch.frontend.kernels import Context
+from edbatch.frontend.lazy import Kind
+from edbatch.frontend.paths import NAMED, Paths, find_paths
+from edbatch.frontend.signature import Child, Operand, Parts, Shared
+from edbatch.planning.layout import Slot
+from edbatch.spec import Spec
+
+PLAIN = {type(None), bool, int, float, complex, str, bytes}
+MAX_LENGTH = 60  # of an argument; a longer one is cut, and told apart by its hash
+MAX_ALIKE = 4  # arguments in a row that are written out; more are counted
+
+
+class Names:
+    """The names of one recording, each given once."""
+
+    def __init__(self, paths: Paths, keywords: dict[str, Any], device: torch.device):
+        self._paths = paths
+        self._keywords = find_paths(keywords) if keywords else {}
+        self._device = device
+        self._derived: dict[int, str] = {}
+        self._given: dict[str, int] = {}
+
+    def give(self, name: str, context: Context, outer: Context) -> str:
+        """The name of a new type, recorded in a context inside that of the whole call."""
+        name = " ".join([name, *_differences(context, outer)])
+        unique = name
+        while unique in self._given:  # nothing that lasts tells it from another one; its place in the order does
+            self._given[name] += 1
+            unique = f"{name} #{self._given[name]}"
+        self._given[unique] = 1
+        return unique
+
+    def call(self, target: Any, args: Iterable[Any], kwargs: dict[str, Any], parts: Parts | None = None) -> str:
+        """A call of a module or function. With `parts`, the arguments are templates of them."""
+        with torch._C.DisableTorchFunction():  # attributes of tensors are read
+            usual = _defaults(target) if kwargs and isinstance(target, FunctionType) else {}
+            given = {k: a for k, a in kwargs.items() if k not in usual or (type(a), a) != (type(usual[k]), usual[k])}
+            texts = [self._text(a, parts) for a in args] + [f"{k}={self._text(a, parts)}" for k, a in given.items()]
+            return f"{self._name_of(target)}({_joined(texts)})"
+
+    def derive(self, tensors: Sequence[torch.Tensor], func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Remember how shared tensors were computed from others: that is what they are called."""
+        text = _cut(self.call(func, args, kwargs))
+        for i, tensor in enumerate(tensors):
+            self._derived[id(tensor)] = f"{text}[{i}]" if len(tensors) > 1 else text
+
+    def _name_of(self, value: Any) -> str:
+        given = self._keywords.get(value) if self._keywords and isinstance(value, NAMED) else None
+        return given or self._paths.name_of(value)
+
+    def spec(self, spec: Spec) -> str:
+        return _spec_text(spec, self._device.type)
+
+    def _text(self, value: Any, parts: Parts | None = None) -> str:
+        kind = type(value)
+        if kind is Operand and parts is not None:
+            return self._operand(parts.operands[value.position], parts.slots[value.position])
+        if kind is Shared and parts is not None:
+            value = parts.shared[value.position]
+        if isinstance(value, torch.Tensor):
+            known = self._derived.get(id(value)) or self._keywords.get(value)
+            return known or self._paths.of(value) or f"shared {self.spec(Spec.of(value))}"
+        if kind is Child:
+            return self._text(value.template, parts)
+        if kind in PLAIN:
+            return _cut(repr(value))
+        if kind is slice:
+            ends = (value.start, value.stop) if value.step is None else (value.start, value.stop, value.step)
+            return ":".join("" if end is None else self._text(end, parts) for end in ends)
+        return self._container(value, parts) or _cut(self._constant(value))
+
+    def _operand(self, operand: Kind | Spec, slot: Slot) -> str:
+        if isinstance(operand, Spec):  # a number
+            return "float" if operand.is_float else "int"
+        return f"rows {self.spec(operand.spec)}" if slot is Slot.ROWS else self.spec(operand.spec)
+
+    def _container(self, value: Any, parts: Parts | None = None) -> str | None:
+        kind = type(value)
+        if kind is tuple or kind is list:
+            texts = _joined([self._text(v, parts) for v in value])
+            return f"({texts})" if kind is tuple else f"[{texts}]"
+        if kind is dict:
+            return f"{{{_joined([f'{self._text(k)}: {self._text(v, parts)}' for k, v in value.items()])}}}"
+        children, structure = pytree.tree_flatten(value, is_leaf=lambda v: v is not value)
+        if structure.is_leaf():
+            return None
+        texts = _joined([self._text(child, parts) for child in children])
+        context = "" if structure.context is None or structure.context is kind else f"[{self._text(structure.context)}]"
+        return f"{kind.__name__}{context}({texts})"
+
+    def _constant(self, value: Any) -> str:
+        """The text of an object that belongs to the type: the same in every process."""
+        kind = type(value)
+        if isinstance(value, enum.Enum):
+            return f"{kind.__name__}.{value.name}"
+        if isinstance(value, functools.partial):
+            return f"partial {self.call(value.func, value.args, value.keywords)}"
+        if isinstance(value, NAMED):
+            return self._name_of(value)
+        if isinstance(value, frozenset):
+            return f"{{{', '.join(sorted(map(self._text, value)))}}}"
+        if dataclasses.is_dataclass(kind):
+            fields = [f"{f.name}={self._text(getattr(value, f.name))}" for f in dataclasses.fields(value)]
+            return f"{kind.__name__}({', '.join(fields)})"
+        if isinstance(value, torch.device):
+            return value.type
+        text = repr(value)
+        if text == object.__repr__(value):
+            return kind.__name__
+        return re.sub(r" at 0x[0-9a-fA-F]+", "", text).removeprefix("torch.")
+
+
+@functools.lru_cache(maxsize=2000)
+def _spec_text(spec: Spec, device_type: str) -> str:
+    text = repr(spec).partition("@")[0]
+    return text if spec.device.type == device_type else f"{text}@{spec.device.type}"
+
+
+@functools.lru_cache(maxsize=200)
+def _defaults(target: FunctionType) -> dict[str, Any]:
+    """The defaults of a function of torch.nn.functional, which torch writes out in every call, given or not."""
+    if target.__module__ != "torch.nn.functional":
+        return {}
+    return {name: p.default for name, p in inspect.signature(target).parameters.items()}
+
+
+def _joined(texts: list[str]) -> str:
+    """Texts with commas; many alike in a row are counted."""
+    if len(texts) <= MAX_ALIKE:
+        return ", ".join(texts)
+    runs = [(text, len(list(run))) for text, run in groupby(texts)]
+    return ", ".join(f"{n} x {text}" if n > MAX_ALIKE else ", ".join([text] * n) for text, n in runs)
+
+
+def _cut(text: str) -> str:
+    if len(text) <= MAX_LENGTH and "\n" not in text:
+        return text
+    return f"{text.partition(chr(10))[0][: MAX_LENGTH - 7]}…{hashlib.blake2s(text.encode(), digest_size=3).hexdigest()}"
+
+
+def _differences(context: Context, outer: Context) -> Iterator[str]:
+    """What a context changes of another."""
+    if context.grad != outer.grad:
+        yield "with grad" if context.grad else "without grad"
+    if context.autocast != outer.autocast:
+        kinds = [f"{device} {str(dtype).removeprefix('torch.')}" for device, dtype in context.autocast]
+        yield f"with autocast to {', '.join(kinds)}" if kinds else "without autocast"
+    if context.dtype != outer.dtype:
+        yield f"with {str(context.dtype).removeprefix('torch.')} by default"
