@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Hashable, Iterator
 from fractions import Fraction
 from functools import cache
@@ -140,6 +141,7 @@ class Frontier:
         self.free = {t: free(types, inputs, done, t) for t in order}
         self.lowers = {t: bound(types, inputs, done | set(self.ready[t])) < now for t in order}
         self.longest = {t: max(way[i] for i in self.ready[t]) for t in order}
+        self.way = {t: sum(way[i] for i in self.ready[t]) for t in order}
         self.sure = [t for t in order if len(self.ready[t]) == len(self.free[t])]
 
     def state(self, encoding: str) -> tuple[tuple[str, str], ...]:
@@ -151,19 +153,15 @@ class Frontier:
             return tuple((t, "most" if t == most else "") for t in sizes)
         if encoding == "base":
             return tuple((t, "") for t in sizes)
-        if self.sure:
-            return ((self.sure[0], "sure"),)
         longest = max(self.longest.values())
         marks = {t: " ".join(["lowers"] * self.lowers[t] + ["longest"] * (self.longest[t] == longest)) for t in sizes}
         return tuple((t, mark) for t, mark in marks.items() if mark)
 
-    def rule(self) -> str:
-        if self.sure:
-            return self.sure[0]
+    def rule(self, crowd: float) -> str:
         longest = max(self.longest.values())
 
         def score(t: str) -> tuple[float, int]:
-            share = len(self.ready[t]) / len(self.free[t])
-            return self.lowers[t] + share + self.longest[t] / longest, len(self.ready[t])
+            signs = self.lowers[t] + self.longest[t] / longest
+            return signs + (crowd and crowd * math.log(self.way[t])), len(self.ready[t])
 
         return max(self.ready, key=score)  # the first of equals

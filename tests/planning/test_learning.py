@@ -65,18 +65,21 @@ def test_several_graphs_share_types_by_name() -> None:
 def test_learning_stops_at_the_lower_bound() -> None:
     policy = learn_policy([Graph.from_lists(*words("aaab", "aab"))])
     assert policy.training.episodes == 0
-    assert policy.training.curve == (Evaluation(0, batches=4, held_out_batches=0, num_states=2),)
+    rule, demonstrated = policy.training.curve
+    assert rule == Evaluation(0, batches=4, held_out_batches=0, num_states=0)
+    assert demonstrated == Evaluation(0, batches=4, held_out_batches=0, num_states=2)
+    assert policy.training.chosen == 1  # as good as the rule, and it says what it does
     stubborn = learn_policy([Graph.from_lists(*words("aaab", "aab"))], settings=replace(SHORT, stop=0.0))
     assert stubborn.training.episodes == 60
-    assert [evaluation.episode for evaluation in stubborn.training.curve] == [0, 20, 40, 60]
+    assert [evaluation.episode for evaluation in stubborn.training.curve] == [0, 0, 20, 40, 60]
 
 
 def test_the_best_evaluation_stays() -> None:
     graph = Graph.from_lists(*words("abcabca", "bcacbab", "cabbcac", "ccabacb"))
     for seed in range(5):
         policy = learn_policy([graph], encoding="max", seed=seed, settings=SHORT)
-        batches = [evaluation.batches for evaluation in policy.training.curve]
-        assert policy.training.chosen == batches.index(min(batches))
+        batches = [evaluation.batches for evaluation in policy.training.curve[1:]]  # all but the rule alone
+        assert policy.training.chosen == 1 + batches.index(min(batches))
         assert policy.run(graph).num_batches == min(batches)
 
 
@@ -95,14 +98,14 @@ def test_held_out_graphs_choose_and_are_not_learned_from() -> None:
 def test_progress_is_told() -> None:
     told: list[Evaluation] = []
     policy = learn_policy([PROBLEM], settings=replace(SHORT, stop=0.0), progress=told.append)
-    assert tuple(told) == policy.training.curve
+    assert tuple(told) == policy.training.curve[1:]
 
 
 @pytest.mark.parametrize(
     "wrong",
     [
         {"episodes": -1}, {"steps": 0}, {"evaluate_every": 0}, {"max_states": 0}, {"learning_rate": 0.0},
-        {"learning_rate": 1.5}, {"discount": 2.0}, {"explore": -0.1}, {"alpha": -1.0},
+        {"learning_rate": 1.5}, {"discount": 2.0}, {"explore": -0.1}, {"alpha": -1.0}, {"crowds": ()},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be(wrong: dict[str, float]) -> None:
@@ -159,7 +162,7 @@ class TestLearned:
         assert policy.machine is first
         policy.run(Graph.from_lists(*words("abc", "cba")))
         assert policy.machine is not first
-        assert policy.lessons == 2
+        assert len(policy.lessons) == 2
         assert policy.machine is not None
         assert set(policy.machine.types) == set("abc")
 
@@ -168,14 +171,14 @@ class TestLearned:
         for k in range(10):
             graph = Graph.from_lists([f"a{k}", "b", f"a{k}"], [[], [], [1]])
             policy.run(graph).check(graph)
-        assert policy.lessons == Learned.max_lessons
+        assert len(policy.lessons) == Learned.max_lessons
 
     def test_starts_from_a_machine(self) -> None:
         machine = learn_policy([PROBLEM], encoding="base")
         policy = Learned(machine)
         assert policy.run(PROBLEM).num_batches == 4
         assert policy.machine is machine
-        assert policy.lessons == 0
+        assert not policy.lessons
 
     def test_what_a_large_graph_costs_is_bounded(self) -> None:
         graph = Graph.from_lists(*words(*["abcabcabc" * 100, "bcacbacba" * 100, "ccabacbab" * 100]))

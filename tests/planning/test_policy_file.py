@@ -23,7 +23,7 @@ GRAPH = Graph.from_lists(*words("abcabca", "bcacbab", "cabbcac", "ccabacb"))
 OTHER = Graph.from_lists(*words("acbacb", "bacbac", "cbabca"))
 
 
-def learn(encoding: str = "signs") -> Fsm:
+def learn(encoding: str = "sort") -> Fsm:
     return learn_policy([GRAPH], held_out=[OTHER], encoding=encoding, settings=QLearning(episodes=100, stop=0.0))
 
 
@@ -46,7 +46,7 @@ def test_the_file_is_for_people(tmp_path: Path) -> None:
     text = (tmp_path / "policy.json").read_text()
     assert all(len(line) < 400 for line in text.splitlines() if '"training"' not in line)
     content = json.loads(text)
-    assert list(content) == ["format", "version", "encoding", "types", "states", "training"]
+    assert list(content) == ["format", "version", "encoding", "crowd", "types", "states", "training"]
     assert (content["format"], content["version"]) == ("edbatch policy", 1)
     assert content["types"] == ["a", "b", "c"]
     assert set(content["states"][0]) == {"state", "launch", "visits"}
@@ -68,7 +68,7 @@ def edit(path: Path, change: dict[str, Any]) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
 
 
-STATE = {"state": [["a", "sure"]], "launch": "a", "visits": 1}
+STATE = {"state": [["a", ""]], "launch": "a", "visits": 1}
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,9 @@ STATE = {"state": [["a", "sure"]], "launch": "a", "visits": 1}
         ({"types": ["a", "b"]}, r"state \d+ .*'c'"),
         ({"types": "abc"}, r"is damaged or no policy \(Expected `array`.*types"),
         ({"states": [{**STATE, "state": [["a", "great"]]}]}, r"state 0 has the type 'a' marked 'great'"),
-        ({"states": [{**STATE, "launch": "z"}]}, r"state 0 launches 'z'"),
-        ({"states": [{**STATE, "visits": -1}]}, r"state 0 launches 'a' after -1 visits"),
+        ({"states": [{**STATE, "launch": "z"}]}, r"state 0 launches 'z', which is not ready in it"),
+        ({"states": [{**STATE, "launch": "b"}]}, r"state 0 launches 'b', which is not ready in it"),
+        ({"states": [{**STATE, "visits": -1}]}, r"state 0 was visited -1 times"),
         ({"states": [STATE, STATE]}, r"state 1 is there twice"),
         ({"states": [{"state": []}]}, r"missing required field `launch`"),
         ({"training": {"settings": {"steps": 0}}}, r"cannot learn with steps=0"),

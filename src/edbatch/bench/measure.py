@@ -11,7 +11,6 @@ import json
 import os
 import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,6 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
+from edbatch.atomic import write_atomically
 from edbatch.errors import EdbatchError
 
 MIN_ROUNDS = 30
@@ -170,15 +170,7 @@ def _cpu_name() -> str:
 
 def write_json(path: Path, value: Any) -> None:
     """Writes all of the file or, if anything fails, nothing: a reader never sees half of it."""
-    text = json.dumps(value, indent=2) + "\n"
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
 def check_rounds(rounds: int) -> None:

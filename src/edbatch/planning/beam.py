@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edbatch.planning.frontier import _inner, _kernel, lowers, mixed
+from edbatch.planning.frontier import _inner, _kernel, bound_of, lowers, mixed
 from edbatch.planning.graph import Ints
 
 _NOTHING = -1
@@ -76,7 +76,9 @@ def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints)
             if at == width or known:
                 continue
             for k in range(min(found, width - 1), at, -1):
-                moves[k], keys[k] = moves[k - 1], keys[k - 1]
+                keys[k] = keys[k - 1]
+                for column in range(4):
+                    moves[k, column] = moves[k - 1, column]
             moves[at, 0], moves[at, 1], moves[at, 2], moves[at, 3] = bound, waiting, slot, t
             keys[at] = key
             found = min(found + 1, width)
@@ -85,10 +87,12 @@ def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints)
 
 @_inner
 def copy_slot(slots: Slots, source: int, target: int) -> None:
-    slots.first[target] = slots.first[source]
-    slots.size[target] = slots.size[source]
-    slots.top[target] = slots.top[source]
-    slots.ready_key[target] = slots.ready_key[source]
+    for t in range(slots.size.shape[1]):
+        slots.first[target, t] = slots.first[source, t]
+        slots.size[target, t] = slots.size[source, t]
+        slots.ready_key[target, t] = slots.ready_key[source, t]
+        for a in range(slots.size.shape[1]):
+            slots.top[target, a, t] = slots.top[source, a, t]
     slots.done_key[target] = slots.done_key[source]
     slots.bound[target] = slots.bound[source]
     slots.waiting[target] = slots.waiting[source]
@@ -127,7 +131,8 @@ def settle(missing: Ints, live: Ints, num_live: int, contested: Ints, is_contest
                 kept += 1
                 break
         else:
-            missing[node] = agreed
+            for slot in range(missing.shape[1]):
+                missing[node, slot] = agreed
             is_contested[node] = False
     return kept
 
@@ -146,11 +151,11 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
     cells = np.empty((width * n, 2), np.int32)  # node, next cell
     num_cells = 0
     for i in range(n):
-        missing[i] = offsets[i + 1] - offsets[i]
+        for slot in range(width):
+            missing[i, slot] = offsets[i + 1] - offsets[i]
         if offsets[i + 1] == offsets[i]:
             num_cells = add_ready(slots, 0, i, types[i], height, cells, num_cells)
-    for a in range(num_types):
-        slots.bound[0] += slots.top[0, a].max()
+    slots.bound[0] = bound_of(slots.top[0])
     log = np.empty((1024, 3), np.int64)  # the launch before, type, first cell
     num_log = 0
     contested, num_contested, limit = np.empty(n, np.int32), 0, width
@@ -172,7 +177,8 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
             slots.bound[slot], slots.waiting[slot] = moves[rank, 0], moves[rank, 1]
             slots.done_key[slot] = keys[rank]
             slots.first[slot, t], slots.size[slot, t], slots.ready_key[slot, t] = _NOTHING, 0, 0
-            slots.top[slot, :, t] = 0
+            for a in range(num_types):
+                slots.top[slot, a, t] = 0
             while cell != _NOTHING:
                 for e in range(starts[cells[cell, 0]], starts[cells[cell, 0] + 1]):
                     c = consumers[e]

@@ -203,6 +203,23 @@ def lowers(top: Ints, t: int) -> bool:
     return is_highest
 
 
+@_inner
+def largest(numbers: Ints) -> int:
+    best = numbers[0]
+    for number in numbers:
+        best = max(best, number)
+    return best  # type: ignore[no-any-return]
+
+
+@_inner
+def bound_of(top: Ints) -> int:
+    """The lower bound of what remains."""
+    total = 0
+    for a in range(len(top)):
+        total += largest(top[a])
+    return total
+
+
 @_kernel
 def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
     """Launch the type after which the lower bound of what remains is smallest, then the one with most ready nodes.

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from edbatch.planning.machine import Table
 
 ENCODINGS = ("base", "max", "sort", "signs")  # in the order of their numbers in `machine`
-MARKS = 8  # a symbol is MARKS * type + mark, as in `machine`
+MARKS = 4  # a symbol is MARKS * type + mark, as in `machine`
 MARK_NAMES = {
     "base": ("",),
     "max": ("", "most"),
     "sort": ("",),
-    "signs": ("", "lowers", "longest", "lowers longest", "sure"),
+    "signs": ("", "lowers", "longest", "lowers longest"),
 }
 
 
@@ -43,6 +43,8 @@ class State(NamedTuple):
 @dataclass(frozen=True, eq=False, repr=False)
 class Fsm:
     """State `i` is `symbols[starts[i]:starts[i + 1]]`; in it the machine launches `types[actions[i]]`.
+
+    In states that it does not know, a rule decides, in which crowds count as much as `crowd` says.
 
     >>> from edbatch.planning.learning import learn_policy
     >>> graph = Graph.from_lists(["leaf", "leaf", "node", "leaf", "node"], [[], [], [0, 1], [], [2, 3]])
@@ -59,6 +61,7 @@ class Fsm:
     starts: Ints
     actions: Ints
     visits: Ints
+    crowd: float
     training: Training
 
     name: ClassVar[str] = "fsm"
@@ -81,8 +84,8 @@ class Fsm:
 
         ids = self._ids_in(graph)
         batches, unseen, bound = machine.play(
-            ids[graph.types], graph.offsets, graph.inputs, len(self.types), ENCODINGS.index(self.encoding), self._table,
-            np.zeros(1, np.uint64), 0.0, 0.0, 0.0, 0.0, 1,
+            ids[graph.types], graph.offsets, graph.inputs, len(self.types), ENCODINGS.index(self.encoding), self.crowd,
+            self._table, np.zeros(1, np.uint64), 0.0, 0.0, 0.0, 0.0, 1,
         )  # fmt: skip
         order, starts, batch_types = batches
         ids_back = np.zeros(len(self.types), np.int32)
@@ -102,7 +105,7 @@ class Fsm:
 
         >>> from edbatch.planning.learning import learn_policy
         >>> learn_policy([Graph.from_lists("ab", [[], [0]])]).states()[0]
-        State(ready=(('a', 'sure'),), launch='a', visits=1)
+        State(ready=(('a', 'lowers longest'),), launch='a', visits=1)
         """
         marks = MARK_NAMES[self.encoding]
         found = []

@@ -26,6 +26,8 @@ def learn_policy(
 ) -> Fsm:  # fmt: skip
     """Learn a machine from graphs; of the machines on the way the one with the fewest batches stays.
 
+    If none with signs is as good as the rule by itself, the machine has no states.
+
     >>> chains = Graph.from_lists("abab", [[], [], [1], [2]])
     >>> learn_policy([chains], encoding="sort").run(chains).num_batches
     3
@@ -47,38 +49,33 @@ def learn_policy(
     if encoding not in ENCODINGS:
         raise PolicyError(f"no encoding is called {encoding!r}; choose one of {', '.join(ENCODINGS)}")
     lesson = _Lesson(graphs, held_out, encoding, seed, settings)
-    curve: list[Evaluation] = []
-    chosen, best = 0, None
-    if settings.demonstrate:
+    guided = settings.demonstrate and encoding == "signs"
+    curve = [lesson.choose_rule()]
+    chosen, best = 0, lesson.machine()
+    if guided:
         for number in range(len(graphs)):
             lesson.play(number, explore=0.0)
     explore = settings.explore
     for episode in range(settings.episodes + 1):
         last = episode == settings.episodes
-        if last or (episode % settings.evaluate_every == 0 and (episode or settings.demonstrate)):
+        if last or (episode % settings.evaluate_every == 0 and (episode or guided)):
             curve.append(lesson.evaluate(episode))
             if progress is not None:
                 progress(curve[-1])
-            if best is None or _worth(curve[-1], held_out) < _worth(curve[chosen], held_out):
+            gain = lesson.cost(curve[chosen]) - lesson.cost(curve[-1])
+            if gain > 0 or (chosen == 0 and (gain == 0 or not guided)):
                 chosen, best = len(curve) - 1, lesson.machine()
             if curve[-1].batches <= settings.stop * lesson.lower_bound:
                 break
         if not last:
             lesson.play(episode % len(graphs), explore)
             explore = max(settings.explore_floor, explore * settings.explore_decay)
-    assert best is not None  # the last episode is evaluated
     training = Training(
         seed=seed, settings=settings, num_graphs=len(graphs), num_nodes=sum(g.num_nodes for g in graphs),
         lower_bound=lesson.lower_bound, held_out_lower_bound=sum(g.lower_bound() for g in held_out), episodes=episode,
         chosen=chosen, curve=tuple(curve),
     )  # fmt: skip
-    return Fsm(lesson.types, encoding, *best, training)
-
-
-def _worth(evaluation: Evaluation, held_out: Sequence[Graph]) -> tuple[int, int]:
-    if held_out:
-        return evaluation.held_out_batches, evaluation.batches
-    return evaluation.batches, 0
+    return Fsm(lesson.types, encoding, *best, lesson.crowd, training)
 
 
 class _Lesson:
@@ -100,6 +97,21 @@ class _Lesson:
         self.encoding, self.settings = ENCODINGS.index(encoding), settings
         self.random = np.array([seed], np.int64).view(np.uint64) << np.uint64(32)
         self.table: Table = machine.empty_table(len(self.types), settings.max_states)
+        self.crowd = settings.crowds[0]
+
+    def choose_rule(self) -> Evaluation:
+        """Settle on the rule that is best by itself, and say how good it is."""
+        judged = []
+        for crowd in self.settings.crowds:
+            self.crowd = crowd
+            judged.append(self.evaluate(0))
+        best = min(range(len(judged)), key=lambda k: self.cost(judged[k]))  # the first of equals
+        self.crowd = self.settings.crowds[best]
+        return judged[best]
+
+    def cost(self, evaluation: Evaluation) -> int:
+        """What is to be small: batches on the held-out graphs, if there are any."""
+        return evaluation.held_out_batches if self.held_out else evaluation.batches
 
     def play(self, number: int, explore: float) -> None:
         """An episode that is learned from."""
@@ -124,8 +136,8 @@ class _Lesson:
 
         s = self.settings
         (_, _, batch_types), _, _ = machine.play(
-            graph.types, graph.offsets, graph.inputs, len(self.types), self.encoding, self.table, self.random, explore,
-            s.alpha, s.discount, rate, s.steps,
+            graph.types, graph.offsets, graph.inputs, len(self.types), self.encoding, self.crowd, self.table,
+            self.random, explore, s.alpha, s.discount, rate, s.steps,
         )  # fmt: skip
         return len(batch_types)
 

@@ -7,12 +7,12 @@ A *state* is what an encoding sees of the frontier: a sequence of symbols, each 
 * base: the ready types. max: the same, the type with most ready nodes marked. sort: the ready types, most ready nodes
   first. These are the paper's.
 * signs: only the types that something speaks for, marked by what it is: launching the type LOWERS the lower bound of
-  what remains, or the type has the ready node with the LONGEST way to go. If a type is SURE, that is all of its nodes
-  that wait for no other node of it are ready, then some shortest schedule starts with it, and it is the whole state.
+  what remains, or the type has the ready node with the LONGEST way to go.
 
 A table knows for each state what each type launched there was worth. In a state that it does not know, the *rule*
-decides: a sure type, else the one with the largest sum of three signs, each at most 1: it lowers the bound; the share
-of its nodes that is ready, of those that wait for no other node of it; its longest way to go against the longest.
+decides. It adds up what speaks for a type: 1 if launching it lowers the bound; its longest way to go against the
+longest of all; and `crowd` times the logarithm of the ways to go of all its ready nodes together. With `crowd` 0 the
+first two decide, which is best for few types; large graphs of many types want more.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from edbatch.planning.frontier import (
     _inner,
     _kernel,
     block,
+    bound_of,
     close,
     heights,
+    largest,
     launch,
     lengths,
     lowers,
@@ -39,8 +41,8 @@ from edbatch.planning.frontier import (
 from edbatch.planning.graph import Floats, Ints
 
 BASE, MAX, SORT, SIGNS = range(4)
-MARKS = 8  # a symbol is MARKS * type + mark
-LOWERS, LONGEST, SURE = 1, 2, 4  # marks of signs; the first two add up
+MARKS = 4  # a symbol is MARKS * type + mark
+LOWERS, LONGEST = 1, 2  # marks of signs; they add up
 MOST = 1  # mark of max
 _NONE = -1
 
@@ -62,13 +64,11 @@ class Signs(NamedTuple):
 
     height: Ints
     length: Ints
-    blocks: Ints
-    free: Ints  # per type, waiting nodes that no waiting node of the type blocks
     seen: Ints  # queue[seen[t]:tail[t]] has not been looked at
     size: Ints  # ready nodes per type
     top: Ints  # top[a, s]: the largest height_a of the ready nodes of type s
     longest: Ints  # per type, the longest way to go of its ready nodes
-    stack: Ints
+    way: Ints  # per type, the ways to go of its ready nodes together
 
 
 def empty_table(num_types: int, max_states: int) -> Table:
@@ -82,9 +82,9 @@ def empty_table(num_types: int, max_states: int) -> Table:
 
 
 @_inner
-def key_of(symbols: Ints, count: int) -> int:
+def key_of(symbols: Ints, first: int, count: int) -> int:
     key = mixed(count)
-    for k in range(count):
+    for k in range(first, first + count):
         key = mixed(key ^ np.uint64(symbols[k]))  # type: ignore[arg-type]
     return key
 
@@ -100,16 +100,16 @@ def find(table: Table, key: int) -> int:
 
 
 @_inner
-def insert(table: Table, symbols: Ints, count: int) -> int:
+def insert(table: Table, key: int, symbols: Ints, first: int, count: int) -> int:
     """A row for a state that has none; none if the table is full."""
     row = table.size[0]
     if row == len(table.keys):
         return _NONE
-    key = key_of(symbols, count)
     table.slots[find(table, key)] = row
     table.keys[row] = key
     table.lengths[row] = count
-    table.symbols[row, :count] = symbols[:count]
+    for k in range(count):
+        table.symbols[row, k] = symbols[first + k]
     table.size[0] += 1
     return row  # type: ignore[no-any-return]
 
@@ -118,7 +118,8 @@ def insert(table: Table, symbols: Ints, count: int) -> int:
 def insert_all(table: Table, symbols: Ints, starts: Ints) -> None:
     """A row for each state: state i has the symbols from `starts[i]` to `starts[i + 1]`."""
     for i in range(len(starts) - 1):
-        insert(table, symbols[starts[i] :], starts[i + 1] - starts[i])
+        count = starts[i + 1] - starts[i]
+        insert(table, key_of(symbols, starts[i], count), symbols, starts[i], count)
 
 
 @_inner
@@ -127,7 +128,9 @@ def look(f: Frontier, signs: Signs) -> None:
     num_types = len(signs.size)
     for s in range(num_types):
         for k in range(signs.seen[s], f.tail[s]):
-            signs.longest[s] = max(signs.longest[s], signs.length[f.queue[k]])
+            length = signs.length[f.queue[k]]
+            signs.longest[s] = max(signs.longest[s], length)
+            signs.way[s] += length
             for a in range(num_types):
                 signs.top[a, s] = max(signs.top[a, s], signs.height[f.queue[k], a])
         signs.seen[s] = f.tail[s]
@@ -135,24 +138,14 @@ def look(f: Frontier, signs: Signs) -> None:
 
 
 @_inner
-def sure_type(signs: Signs) -> int:
-    """A type with which some shortest schedule goes on, or none that is known."""
-    for t in range(len(signs.size)):
-        if signs.size[t] and signs.size[t] == signs.free[t]:
-            return t
-    return _NONE
-
-
-@_inner
-def rule_type(signs: Signs) -> int:
+def rule_type(signs: Signs, crowd: float) -> int:
     """What to launch when nothing was learned; of equals the type with most ready nodes."""
-    best = sure_type(signs)
-    if best != _NONE:
-        return best
-    best_score, longest = 0.0, max(signs.longest)
+    best, best_score, longest = _NONE, 0.0, largest(signs.longest)
     for t in range(len(signs.size)):
         if signs.size[t]:
-            score = lowers(signs.top, t) + signs.size[t] / signs.free[t] + signs.longest[t] / longest
+            score = lowers(signs.top, t) + signs.longest[t] / longest
+            if crowd:
+                score += crowd * np.log(signs.way[t])
             if score > best_score or (score == best_score and signs.size[t] > signs.size[best]):
                 best, best_score = t, score
     return best
@@ -161,12 +154,7 @@ def rule_type(signs: Signs) -> int:
 @_inner
 def encode(encoding: int, signs: Signs, symbols: Ints) -> int:
     """Writes the state's symbols and returns how many."""
-    if encoding == SIGNS:
-        t = sure_type(signs)
-        if t != _NONE:
-            symbols[0] = MARKS * t + SURE
-            return 1
-    count, most, longest = 0, 0, max(signs.longest)
+    count, most, longest = 0, 0, largest(signs.longest)
     for t in range(len(signs.size)):
         if signs.size[t] > signs.size[most]:
             most = t
@@ -190,11 +178,20 @@ def encode(encoding: int, signs: Signs, symbols: Ints) -> int:
 
 
 @_inner
-def best_known(table: Table, row: int, signs: Signs) -> int:
-    """The ready type that was worth most in this state, of those that were tried; none if none was."""
+def sees(symbols: Ints, count: int, t: int) -> bool:
+    """Whether a type is in a state."""
+    found = False
+    for k in range(count):
+        found = found or symbols[k] // MARKS == t
+    return found
+
+
+@_inner
+def best_known(table: Table, row: int) -> int:
+    """The type that was worth most in this state, of those that were tried; all of them are in it, and so ready."""
     best = _NONE
-    for t in range(len(signs.size)):
-        if signs.size[t] and table.counts[row, t] and (best == _NONE or table.values[row, t] > table.values[row, best]):
+    for t in range(table.counts.shape[1]):
+        if table.counts[row, t] and (best == _NONE or table.values[row, t] > table.values[row, best]):
             best = t
     return best
 
@@ -209,7 +206,7 @@ def uniform(random: Ints) -> float:
 @_inner
 def learn_return(table: Table, row: int, t: int, rewards: Floats, value: float, discount: float, rate: float) -> None:
     """Moves a value towards the rewards that followed and what was to come after them."""
-    if row == _NONE:  # the table was full
+    if row == _NONE:  # not learned from
         return
     for k in range(len(rewards) - 1, -1, -1):
         value = rewards[k] + discount * value
@@ -220,40 +217,43 @@ def learn_return(table: Table, row: int, t: int, rewards: Floats, value: float, 
 
 @_kernel
 def play(
-    types: Ints, offsets: Ints, inputs: Ints, num_types: int, encoding: int, table: Table, random: Ints, explore: float,
-    alpha: float, discount: float, rate: float, steps: int,
+    types: Ints, offsets: Ints, inputs: Ints, num_types: int, encoding: int, crowd: float, table: Table, random: Ints,
+    explore: float, alpha: float, discount: float, rate: float, steps: int,
 ) -> tuple[Batches, int, int]:  # fmt: skip
     """One run over a graph: its schedule, how many of the states were unknown, and the graph's lower bound.
 
     With a `rate` above 0 it learns: new states are inserted, and what was launched is judged by the return of the next
     `steps` rewards and of what the best known launch is worth there, or after more steps where that is not known.
     A random type of the state is tried with probability `explore`, but a new state follows the rule, so that a table
-    knows the rule's choice before any other.
+    knows the rule's choice before any other. What is launched but not in the state is not learned.
     """
     n = len(types)
     f = open_frontier(types, offsets, inputs, num_types)
-    blocks, free = block(types, offsets, inputs, num_types)
     signs = Signs(
-        heights(types, offsets, inputs, num_types), lengths(offsets, inputs), blocks, free, f.head.copy(),
+        heights(types, offsets, inputs, num_types), lengths(offsets, inputs), f.head.copy(),
         np.zeros(num_types, np.int64), np.zeros((num_types, num_types), np.int32), np.zeros(num_types, np.int64),
-        np.empty(n, np.int32),
+        np.zeros(num_types, np.int64),
     )  # fmt: skip
+    learns = n if rate else 0
+    blocks, free = block(types[:learns], offsets, inputs, num_types)
+    stack, rows, rewards = np.empty(learns, np.int32), np.empty(learns, np.int64), np.empty(learns)
     symbols = np.empty(num_types, np.int32)
-    rows, rewards = np.empty(n, np.int64), np.empty(n)
     waiting, batch, due, unknown, bound = n, 0, 0, 0, 0
     while waiting:
         look(f, signs)
         if batch == 0:
-            for a in range(num_types):
-                bound += signs.top[a].max()
+            bound = bound_of(signs.top)
         count = encode(encoding, signs, symbols)
-        row = table.slots[find(table, key_of(symbols, count))]
-        chosen = best_known(table, row, signs) if row != _NONE else _NONE
+        key = key_of(symbols, 0, count)
+        row = table.slots[find(table, key)]
+        chosen = best_known(table, row) if row != _NONE else _NONE
         if chosen == _NONE:
             unknown += 1
-            chosen = rule_type(signs)
-            if rate and row == _NONE:
-                row = insert(table, symbols, count)
+            chosen = rule_type(signs, crowd)
+            if not sees(symbols, count, chosen):
+                row = _NONE
+            elif rate and row == _NONE:
+                row = insert(table, key, symbols, 0, count)
         else:
             while rate and due + steps <= batch:
                 value, past = table.values[row, chosen], rewards[due:batch]
@@ -261,11 +261,13 @@ def play(
                 due += 1
             if explore and uniform(random) < explore:
                 chosen = symbols[int(uniform(random) * count)] // MARKS
-        size = signs.size[chosen]
-        rows[batch], rewards[batch] = row, alpha * size / signs.free[chosen] - 1
-        signs.free[chosen] += unblock(f, chosen, blocks, signs.stack) - size
-        signs.top[:, chosen] = 0
-        signs.longest[chosen] = 0
+        if rate:
+            size = signs.size[chosen]
+            rows[batch], rewards[batch] = row, alpha * size / free[chosen] - 1
+            free[chosen] += unblock(f, chosen, blocks, stack) - size
+        for a in range(num_types):
+            signs.top[a, chosen] = 0
+        signs.longest[chosen] = signs.way[chosen] = 0
         waiting -= launch(f, chosen, batch)
         batch += 1
     while rate and due < batch:

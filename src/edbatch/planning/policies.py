@@ -177,7 +177,7 @@ class Learned:
 
     machine: Fsm | None = None
     seed: int = 0
-    lessons: int = field(default=0, repr=False)  # how often it has learned
+    lessons: list[Graph] = field(default_factory=list, repr=False)  # the graphs it learned from
 
     name: ClassVar[str] = "learned"
     max_lessons: ClassVar[int] = 4  # some models have new types in every mini-batch
@@ -196,12 +196,13 @@ class Learned:
         return schedule
 
     def _learn(self, graph: Graph) -> Fsm:
-        if self.machine is not None and self.lessons >= self.max_lessons:
+        if self.machine is not None and len(self.lessons) >= self.max_lessons:
             return self.machine.with_types(graph.type_names)
-        self.lessons += 1
+        self.lessons.append(graph)
         settings = QLearning()
-        episodes = min(settings.episodes, self.max_nodes // graph.num_nodes)
-        return learn_policy([graph], seed=self.seed, settings=replace(settings, episodes=episodes))
+        episodes = min(settings.episodes, self.max_nodes // max(g.num_nodes for g in self.lessons))
+        machine = learn_policy(self.lessons, seed=self.seed, settings=replace(settings, episodes=episodes))
+        return machine if self.machine is None else machine.with_types(self.machine.types)
 
     def save(self, path: str | Path) -> None:
         """Write the machine as JSON, all of it or nothing; `edbatch.load_policy` reads it."""

@@ -5,14 +5,13 @@ In: an `Fsm`, or a path. Out: the file, or the `Fsm`. Whatever is wrong with a f
 
 from __future__ import annotations
 
-import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
+from edbatch.atomic import write_atomically
 from edbatch.errors import PolicyError
 from edbatch.planning.fsm import ENCODINGS, MARK_NAMES, MARKS, Fsm
 from edbatch.planning.training import Training
@@ -33,6 +32,7 @@ class FileRecord(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     version: int
     encoding: str
+    crowd: float
     types: list[TypeName]
     states: list[StateRecord]
     training: Training
@@ -51,16 +51,8 @@ def save(policy: Fsm, path: Path) -> None:
             f"a policy is saved with types that are strings or ints, and {odd[0]!r} is neither; rename it"
         )
     records: list[Any] = [StateRecord(list(s.ready), s.launch, s.visits) for s in policy.states()]  # type: ignore[arg-type]
-    record = FileRecord(FORMAT, VERSION, policy.encoding, list(policy.types), records, policy.training)  # type: ignore[arg-type]
-    text = _lines(msgspec.to_builtins(record))
-    with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-        try:
-            file.write(text)
-            file.close()
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
+    record = FileRecord(FORMAT, VERSION, policy.encoding, policy.crowd, list(policy.types), records, policy.training)  # type: ignore[arg-type]
+    write_atomically(path, _lines(msgspec.to_builtins(record)))
 
 
 def load_policy(path: str | Path) -> Fsm:
@@ -105,8 +97,10 @@ def _machine(record: FileRecord) -> Fsm:
             if name not in id_of or mark not in marks:
                 raise PolicyError(f"state {number} has the type {name!r} marked {mark!r}, which does not exist")
             symbols.append(MARKS * id_of[name] + marks.index(mark))
-        if state.launch not in id_of or state.visits < 0:
-            raise PolicyError(f"state {number} launches {state.launch!r} after {state.visits} visits")
+        if state.launch not in [name for name, _ in state.state]:
+            raise PolicyError(f"state {number} launches {state.launch!r}, which is not ready in it")
+        if state.visits < 0:
+            raise PolicyError(f"state {number} was visited {state.visits} times")
         if tuple(symbols[starts[-1] :]) in seen:
             raise PolicyError(f"state {number} is there twice")
         seen.add(tuple(symbols[starts[-1] :]))
@@ -118,6 +112,7 @@ def _machine(record: FileRecord) -> Fsm:
         starts=np.array(starts, np.int64),
         actions=np.array([id_of[state.launch] for state in record.states], np.int64),
         visits=np.array([state.visits for state in record.states], np.int64),
+        crowd=record.crowd,
         training=record.training,
     )
 

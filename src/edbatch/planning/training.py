@@ -10,7 +10,7 @@ from edbatch.errors import PolicyError
 
 @dataclass(frozen=True)
 class QLearning:
-    """How to learn. The defaults are the paper's, but for `stop` (1.01 there) and the last two, which are ours."""
+    """How to learn. The defaults are the paper's, but for `stop` (1.01 there) and the last three, which are ours."""
 
     alpha: float = 1.0  # reward of a launch: -1 + alpha * ready nodes of the type / those that could be
     learning_rate: float = 0.4
@@ -22,7 +22,8 @@ class QLearning:
     episodes: int = 1000
     evaluate_every: int = 50
     stop: float = 1.0  # at so many times the lower bound
-    demonstrate: bool = True  # the rule plays every graph once before the machine does
+    crowds: tuple[float, ...] = (0.0, 0.5, 1.0)  # rules to choose from; see `machine`
+    demonstrate: bool = True  # signs: the rule plays every graph once, and stays if nothing better is learned
     max_states: int = 4096
 
     def __post_init__(self) -> None:
@@ -32,6 +33,8 @@ class QLearning:
         wrong += [name for name in shares if not 0 <= getattr(self, name) <= 1]
         if self.learning_rate == 0:
             wrong.append("learning_rate")
+        if not self.crowds or min(self.crowds) < 0:
+            wrong.append("crowds")
         if wrong:
             raise PolicyError(
                 f"cannot learn with {', '.join(f'{name}={getattr(self, name)}' for name in wrong)}; counts are 1 or "
@@ -60,4 +63,4 @@ class Training:
     held_out_lower_bound: int = 0
     episodes: int = 0
     chosen: int = 0  # the machine is that of this evaluation
-    curve: tuple[Evaluation, ...] = ()
+    curve: tuple[Evaluation, ...] = ()  # the first one is of the rule alone
