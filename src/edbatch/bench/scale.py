@@ -20,7 +20,7 @@ from edbatch.bench.measure import BenchError, Spread
 from edbatch.bench.recording import LSTMChain
 from edbatch.datasets import Tree, random_trees
 
-POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "bound-greedy")
+POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "bound-greedy", "learned")
 IMPORT = "import time, torch; begin = time.perf_counter(); import edbatch; print(time.perf_counter() - begin)"
 PREPARE = """
 import time, numpy, torch, edbatch
@@ -29,7 +29,7 @@ from edbatch.models import TreeLSTM
 from edbatch.runtime.forward import make_plan
 from edbatch.runtime.needs import find_needs
 bank = random_trees(4, seed=0, num_words=100)
-batched = edbatch.batch(TreeLSTM(len(bank.vocabulary), 8, 5), policy="bound-greedy")
+batched = edbatch.batch(TreeLSTM(len(bank.vocabulary), 8, 5))
 """
 FIRST_CALL = f"""{PREPARE}
 begin = time.perf_counter()
@@ -41,7 +41,7 @@ ALL_KERNELS = f"""{PREPARE}
 recording, _ = batched.pipeline.record((bank.trees,), {{}})
 begin = time.perf_counter()
 recording.graph.lower_bound()
-for policy in ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy"):
+for policy in ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"):
     schedule = edbatch.schedule(recording.graph, policy)
 make_plan(recording, schedule)
 find_needs(recording, numpy.ones(len(recording.table.output_arenas), dtype=bool))
@@ -103,8 +103,9 @@ def tree_graph(trees: Iterable[Tree], num_nodes: int) -> edbatch.Graph:
 
 
 def _schedule(graph: edbatch.Graph, policy: str, repeats: int) -> dict[str, Any]:
-    schedule = edbatch.schedule(graph, policy)  # compiles
-    times = measure.interleave({policy: lambda: edbatch.schedule(graph, policy)}, repeats)
+    maker = edbatch.policies.from_name(policy)
+    schedule = maker.run(graph)  # compiles, and learns
+    times = measure.interleave({policy: lambda: maker.run(graph)}, repeats)
     return {
         "num_batches": schedule.num_batches,
         "microseconds_per_node": times.spread(policy).scaled(1e6 / graph.num_nodes)._asdict(),
@@ -113,7 +114,7 @@ def _schedule(graph: edbatch.Graph, policy: str, repeats: int) -> dict[str, Any]
 
 def _chain(num_steps: int, repeats: int) -> Spread:
     """A chain of cells, recorded and run, forward only."""
-    batched = edbatch.batch(LSTMChain(8, num_steps), policy="bound-greedy")
+    batched = edbatch.batch(LSTMChain(8, num_steps))
     xs = torch.zeros(1, 8)
     with torch.inference_mode():
         return measure.interleave({"chain": lambda: batched(xs)}, repeats).spread("chain")

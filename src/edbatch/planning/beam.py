@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from edbatch.planning.frontier import _inner, _kernel, bound_of, lowers, mixed
+from edbatch.planning.frontier import bound_of, inner, kernel, lowers, mixed
 from edbatch.planning.graph import Ints
 
 _NOTHING = -1
@@ -37,7 +37,7 @@ class Slots(NamedTuple):
     last: Ints  # the last launch, an index into the log
 
 
-@_inner
+@inner
 def add_ready(slots: Slots, slot: int, node: int, t: int, height: Ints, cells: Ints, num_cells: int) -> int:
     """A node of type t is ready in this slot; returns the number of cells."""
     cells[num_cells, 0] = node
@@ -50,7 +50,7 @@ def add_ready(slots: Slots, slot: int, node: int, t: int, height: Ints, cells: I
     return num_cells + 1
 
 
-@_inner
+@inner
 def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints) -> int:
     """Fills `moves` with rows (bound after, nodes waiting after, slot, type), best first, and returns how many.
 
@@ -85,7 +85,7 @@ def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints)
     return found
 
 
-@_inner
+@inner
 def copy_slot(slots: Slots, source: int, target: int) -> None:
     for t in range(slots.size.shape[1]):
         slots.first[target, t] = slots.first[source, t]
@@ -99,7 +99,7 @@ def copy_slot(slots: Slots, source: int, target: int) -> None:
     slots.last[target] = slots.last[source]
 
 
-@_inner
+@inner
 def spread(slots: Slots, moves: Ints, num_moves: int, missing: Ints, contested: Ints) -> None:
     """A slot of its own for every move: the first keeps its slot, the others get copies in slots that nobody needs."""
     users = np.zeros(len(slots.bound), np.int64)
@@ -119,7 +119,7 @@ def spread(slots: Slots, moves: Ints, num_moves: int, missing: Ints, contested: 
             moves[k, 2] = free
 
 
-@_inner
+@inner
 def settle(missing: Ints, live: Ints, num_live: int, contested: Ints, is_contested: Ints) -> int:
     """Drops the contested nodes for which all live slots agree, tells the other slots, and returns how many stay."""
     kept = 0
@@ -137,7 +137,7 @@ def settle(missing: Ints, live: Ints, num_live: int, contested: Ints, is_contest
     return kept
 
 
-@_kernel
+@kernel
 def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: Ints, width: int) -> tuple[Ints, Ints]:
     """The batch of each node and the type of each batch."""
     n, num_types = height.shape

@@ -1,8 +1,8 @@
 """Launching a graph type by type: the simulation that policies share, and the policies' loops over it, in numba.
 
 In: a graph's flat arrays. Out: (order, starts, batch_types) of a schedule. Compiled once, then loaded from numba's disk
-cache; import this module inside functions only, since numba takes 0.3 s to import. Numba notices edits of this file but
-not of files it calls, so the simulation and its loops live together.
+cache; import this module inside functions only, since numba takes 0.3 s to import. Numba notices edits of a file but
+not of files it calls: after an edit here, touch `beam` and `machine`, whose compiled code includes it.
 
 A policy is one loop: `open_frontier`, then until nothing waits choose a type with `head[t] < tail[t]` and `launch` it,
 then `close`. Nodes that became ready since the last look are the new part of `queue[head[t]:tail[t]]` of each type.
@@ -26,11 +26,11 @@ _KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
 _INNER: dict[str, Any] = {**_KERNEL, "no_cpython_wrapper": True}
 
 
-def _kernel(function: F) -> F:
+def kernel(function: F) -> F:
     return cast(F, njit(**_KERNEL)(function))
 
 
-def _inner(function: F) -> F:
+def inner(function: F) -> F:
     """For functions that only kernels call."""
     return cast(F, njit(**_INNER)(function))
 
@@ -49,7 +49,7 @@ class Frontier(NamedTuple):
     batch_types: Ints
 
 
-@_kernel
+@kernel
 def consumers(offsets: Ints, inputs: Ints) -> tuple[Ints, Ints]:
     """The edges seen from the producers: consumers of node p are `consumers[starts[p]:starts[p + 1]]`, ascending."""
     n = len(offsets) - 1
@@ -67,7 +67,7 @@ def consumers(offsets: Ints, inputs: Ints) -> tuple[Ints, Ints]:
     return starts[: n + 1], found
 
 
-@_kernel
+@kernel
 def depths(offsets: Ints, inputs: Ints) -> Ints:
     """Per node, the edges on the longest path from a source."""
     n = len(offsets) - 1
@@ -78,7 +78,7 @@ def depths(offsets: Ints, inputs: Ints) -> Ints:
     return depth
 
 
-@_kernel
+@kernel
 def heights(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
     """`heights[i, a]`: the nodes of type a on the path from node i to a sink that has most of them, i included."""
     n = len(types)
@@ -92,7 +92,7 @@ def heights(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
     return height
 
 
-@_kernel
+@kernel
 def lengths(offsets: Ints, inputs: Ints) -> Ints:
     """Per node, the nodes on the longest path to a sink, the node included."""
     n = len(offsets) - 1
@@ -103,7 +103,7 @@ def lengths(offsets: Ints, inputs: Ints) -> Ints:
     return length
 
 
-@_inner
+@inner
 def mixed(number: int) -> int:
     """A random-looking 64-bit number for a number: the finalizer of splitmix64."""
     z = np.uint64(number) + np.uint64(0x9E3779B97F4A7C15)
@@ -112,7 +112,7 @@ def mixed(number: int) -> int:
     return z ^ (z >> np.uint64(31))  # type: ignore[return-value]
 
 
-@_inner
+@inner
 def open_frontier(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Frontier:
     """Nothing is launched; the sources are ready."""
     n = len(types)
@@ -134,7 +134,7 @@ def open_frontier(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> F
     return Frontier(types, starts, found, missing, queue, head, tail, np.empty(n, np.int32), np.empty(n, np.int32))
 
 
-@_inner
+@inner
 def launch(f: Frontier, t: int, batch: int) -> int:
     """Run all ready nodes of type t as this batch, move on what becomes ready, and return how many ran."""
     first, last = f.head[t], f.tail[t]
@@ -153,7 +153,7 @@ def launch(f: Frontier, t: int, batch: int) -> int:
     return last - first  # type: ignore[no-any-return]
 
 
-@_inner
+@inner
 def close(f: Frontier, num_batches: int) -> Batches:
     """The launched batches, node ids ascending inside each: a counting sort by batch."""
     starts = np.zeros(num_batches + 2, np.int64)
@@ -169,7 +169,7 @@ def close(f: Frontier, num_batches: int) -> Batches:
     return order, starts[: num_batches + 1], f.batch_types[:num_batches].copy()
 
 
-@_kernel
+@kernel
 def run_agenda(types: Ints, offsets: Ints, inputs: Ints, num_types: int, remaining: bool) -> Batches:
     """Launch the ready type of the smallest mean depth, over all of its nodes or over those that remain."""
     f = open_frontier(types, offsets, inputs, num_types)
@@ -194,16 +194,16 @@ def run_agenda(types: Ints, offsets: Ints, inputs: Ints, num_types: int, remaini
     return close(f, batch)
 
 
-@_inner
+@inner
 def lowers(top: Ints, t: int) -> bool:
     """Whether launching t lowers the bound; `top[a, s]` is the largest height_a of the ready nodes of type s."""
-    is_highest = True
-    for s in range(len(top)):
-        is_highest = is_highest and (s == t or top[t, s] < top[t, t])
-    return is_highest
+    for s in range(len(top)):  # noqa: SIM110, numba knows no generator expressions
+        if s != t and top[t, s] >= top[t, t]:
+            return False
+    return True
 
 
-@_inner
+@inner
 def largest(numbers: Ints) -> int:
     best = numbers[0]
     for number in numbers:
@@ -211,7 +211,7 @@ def largest(numbers: Ints) -> int:
     return best  # type: ignore[no-any-return]
 
 
-@_inner
+@inner
 def bound_of(top: Ints) -> int:
     """The lower bound of what remains."""
     total = 0
@@ -220,7 +220,7 @@ def bound_of(top: Ints) -> int:
     return total
 
 
-@_kernel
+@kernel
 def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
     """Launch the type after which the lower bound of what remains is smallest, then the one with most ready nodes.
 
@@ -254,7 +254,7 @@ def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
     return close(f, batch)
 
 
-@_kernel
+@kernel
 def run_ratio_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
     """Launch the type whose ready nodes are the largest part of its waiting nodes with no waiting node of it above."""
     f = open_frontier(types, offsets, inputs, num_types)
@@ -273,7 +273,7 @@ def run_ratio_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
     return close(f, batch)
 
 
-@_inner
+@inner
 def block(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> tuple[Ints, Ints]:
     """`blocks[i, a]`: the inputs of node i that are waiting type-a nodes or have one above them.
 
@@ -294,7 +294,7 @@ def block(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> tuple[Int
     return blocks, free
 
 
-@_inner
+@inner
 def unblock(f: Frontier, a: int, blocks: Ints, stack: Ints) -> int:
     """The ready type-a nodes no longer block what follows from type a; how many type-a nodes that frees.
 

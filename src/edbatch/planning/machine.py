@@ -24,12 +24,12 @@ import numpy as np
 from edbatch.planning.frontier import (
     Batches,
     Frontier,
-    _inner,
-    _kernel,
     block,
     bound_of,
     close,
     heights,
+    inner,
+    kernel,
     largest,
     launch,
     lengths,
@@ -81,7 +81,7 @@ def empty_table(num_types: int, max_states: int) -> Table:
     )  # fmt: skip
 
 
-@_inner
+@inner
 def key_of(symbols: Ints, first: int, count: int) -> int:
     key = mixed(count)
     for k in range(first, first + count):
@@ -89,7 +89,7 @@ def key_of(symbols: Ints, first: int, count: int) -> int:
     return key
 
 
-@_inner
+@inner
 def find(table: Table, key: int) -> int:
     """The slot of a state: it holds the state's row, or none where the state belongs."""
     mask = len(table.slots) - 1
@@ -99,7 +99,7 @@ def find(table: Table, key: int) -> int:
     return slot  # type: ignore[return-value]
 
 
-@_inner
+@inner
 def insert(table: Table, key: int, symbols: Ints, first: int, count: int) -> int:
     """A row for a state that has none; none if the table is full."""
     row = table.size[0]
@@ -114,7 +114,7 @@ def insert(table: Table, key: int, symbols: Ints, first: int, count: int) -> int
     return row  # type: ignore[no-any-return]
 
 
-@_kernel
+@kernel
 def insert_all(table: Table, symbols: Ints, starts: Ints) -> None:
     """A row for each state: state i has the symbols from `starts[i]` to `starts[i + 1]`."""
     for i in range(len(starts) - 1):
@@ -122,7 +122,7 @@ def insert_all(table: Table, symbols: Ints, starts: Ints) -> None:
         insert(table, key_of(symbols, starts[i], count), symbols, starts[i], count)
 
 
-@_inner
+@inner
 def look(f: Frontier, signs: Signs) -> None:
     """Take in the nodes that became ready."""
     num_types = len(signs.size)
@@ -137,7 +137,7 @@ def look(f: Frontier, signs: Signs) -> None:
         signs.size[s] = f.tail[s] - f.head[s]
 
 
-@_inner
+@inner
 def rule_type(signs: Signs, crowd: float) -> int:
     """What to launch when nothing was learned; of equals the type with most ready nodes."""
     best, best_score, longest = _NONE, 0.0, largest(signs.longest)
@@ -151,7 +151,7 @@ def rule_type(signs: Signs, crowd: float) -> int:
     return best
 
 
-@_inner
+@inner
 def encode(encoding: int, signs: Signs, symbols: Ints) -> int:
     """Writes the state's symbols and returns how many."""
     count, most, longest = 0, 0, largest(signs.longest)
@@ -177,7 +177,7 @@ def encode(encoding: int, signs: Signs, symbols: Ints) -> int:
     return count
 
 
-@_inner
+@inner
 def sees(symbols: Ints, count: int, t: int) -> bool:
     """Whether a type is in a state."""
     found = False
@@ -186,7 +186,7 @@ def sees(symbols: Ints, count: int, t: int) -> bool:
     return found
 
 
-@_inner
+@inner
 def best_known(table: Table, row: int) -> int:
     """The type that was worth most in this state, of those that were tried; all of them are in it, and so ready."""
     best = _NONE
@@ -196,14 +196,14 @@ def best_known(table: Table, row: int) -> int:
     return best
 
 
-@_inner
+@inner
 def uniform(random: Ints) -> float:
     """A number from 0 to 1; `random` is a counter that goes on."""
     random[0] += np.uint64(1)
     return (mixed(mixed(random[0])) >> np.uint64(11)) / 9007199254740992.0
 
 
-@_inner
+@inner
 def learn_return(table: Table, row: int, t: int, rewards: Floats, value: float, discount: float, rate: float) -> None:
     """Moves a value towards the rewards that followed and what was to come after them."""
     if row == _NONE:  # not learned from
@@ -215,7 +215,7 @@ def learn_return(table: Table, row: int, t: int, rewards: Floats, value: float, 
     table.counts[row, t] += 1
 
 
-@_kernel
+@kernel
 def play(
     types: Ints, offsets: Ints, inputs: Ints, num_types: int, encoding: int, crowd: float, table: Table, random: Ints,
     explore: float, alpha: float, discount: float, rate: float, steps: int,

@@ -26,6 +26,7 @@ from edbatch.models import TreeLSTM
 NEXT_STEPS = """What next:
   README.md              batch a model of your own
   batched.explain()      what was batched, what was copied, and why
+  edbatch learn --help   what a policy learns, in pictures
   edbatch bench --help   measure this machine"""
 
 
@@ -96,7 +97,7 @@ def accuracy(batched: Any, trees: list[Tree]) -> float:
 
 def compare_policies(model: TreeLSTM, trees: list[Tree], rounds: int = 7) -> Table:
     """Inference on the same trees, one after the other and by each policy, in turns."""
-    batched = {name: edbatch.batch(model, policy=name) for name in ("depth", "agenda", "bound-greedy")}
+    batched = {name: edbatch.batch(model, policy=name) for name in ("depth", "agenda", "bound-greedy", "learned")}
     functions: dict[str, Callable[[], object]] = {"one by one": lambda: [model(tree) for tree in trees]}
     functions |= {f"edbatch, {name}": partial(function, trees) for name, function in batched.items()}
     with torch.inference_mode():
