@@ -82,7 +82,7 @@ def test_malformed_line_is_named(write, line, message):
 
 
 def test_other_bad_files(write, tmp_path):
-    with pytest.raises(DatasetError, match=r"line 1: expected a tree, found an empty file"):
+    with pytest.raises(DatasetError, match=r"line 1: expected trees, found an empty file"):
         read_trees(write(""))
     with pytest.raises(DatasetError, match=r"line 2: expected UTF-8 text"):
         read_trees(write(b"(2 a)\n(2 \xff)\n"))

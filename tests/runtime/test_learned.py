@@ -61,7 +61,7 @@ def test_a_saved_policy_serves_another_model_of_the_same_types(tmp_path: Path) -
     assert other.stats.num_batches == batched.stats.num_batches
     assert other.stats.unseen_states == 0
     larger = edbatch.batch(TreeLSTM(len(BANK.vocabulary), 6, 5), policy=loaded)
-    with pytest.raises(PolicyError, match=r"learned for other types: it does not know 'out\(f32\[6\], int\)'.* use policy="):
+    with pytest.raises(PolicyError, match=r"for other types: it does not know 'out\(f32\[6\], int\)'.* use policy="):
         larger(BANK.trees)
     anew = edbatch.batch(TreeLSTM(len(BANK.vocabulary), 6, 5), policy=edbatch.policies.Learned(loaded))
     anew(BANK.trees)

@@ -41,7 +41,7 @@ ALL_KERNELS = f"""{PREPARE}
 recording, _ = batched.pipeline.record((bank.trees,), {{}})
 begin = time.perf_counter()
 recording.graph.lower_bound()
-for policy in ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"):
+for policy in {(*POLICIES, "ratio-greedy-backward")}:
     schedule = edbatch.schedule(recording.graph, policy)
 make_plan(recording, schedule)
 find_needs(recording, numpy.ones(len(recording.table.output_arenas), dtype=bool))

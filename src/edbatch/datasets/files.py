@@ -7,9 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from edbatch.datasets.trees import DatasetError
+from edbatch.errors import EdbatchError
 
 Parsed = TypeVar("Parsed")
+
+
+class DatasetError(EdbatchError, ValueError):
+    """A data file is missing or not in its format."""
 
 
 def read_lines(path: str | os.PathLike[str], content: str) -> list[str]:

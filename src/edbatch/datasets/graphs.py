@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from edbatch.datasets.files import data_file, data_folder, parse_lines
+from edbatch.datasets.files import DatasetError, data_folder
 from edbatch.datasets.lattices import Lattice, load_lattices
 from edbatch.datasets.programs import Call, Feature, random_programs
 from edbatch.datasets.random_lattices import random_lattices
 from edbatch.datasets.random_sentences import random_sentences
 from edbatch.datasets.random_trees import random_trees
 from edbatch.datasets.tags import Sentence, load_tags
-from edbatch.datasets.trees import DatasetError, Tree, Vocabulary, _parse
+from edbatch.datasets.trees import Tree, load_trees
 from edbatch.planning.graph import Graph
 
 
@@ -99,9 +99,7 @@ def mini_batch_graphs(
 def _trees(number: int, folder: Path | None, seed: int) -> list[Tree]:
     if folder is None:
         return random_trees(number, seed, num_words=1000).trees
-    # Not `load_trees`, which takes a second or two to read the whole file.
-    parse = partial(_parse, vocabulary=Vocabulary(), grow=False)
-    return parse_lines(data_file("trees", "train", folder, "random_trees"), "trees", parse, number)
+    return load_trees("train", folder=folder, limit=number).trees
 
 
 def _sentences(number: int, folder: Path | None, seed: int) -> list[Sentence]:

@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from edbatch.datasets.files import data_file, read_lines
-from edbatch.datasets.trees import DatasetError
+from edbatch.datasets.files import DatasetError, data_file, read_lines
 
 _NUMBERS = re.compile(r"[0-9 ]*")
 _MAX_SHOWN = 40

@@ -10,7 +10,7 @@ import random
 from itertools import accumulate
 
 from edbatch.datasets.tags import Sentence, TaggedText
-from edbatch.datasets.trees import Vocabulary
+from edbatch.datasets.vocabulary import Vocabulary
 
 _TAGS = ("O", "I-ORG", "I-PER", "I-LOC", "I-MISC")
 _NAME_TAG_WEIGHTS = (30, 25, 23, 22)

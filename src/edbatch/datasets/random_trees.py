@@ -9,7 +9,8 @@ from __future__ import annotations
 import random
 from itertools import accumulate
 
-from edbatch.datasets.trees import Tree, Treebank, Vocabulary
+from edbatch.datasets.trees import Tree, Treebank
+from edbatch.datasets.vocabulary import Vocabulary
 
 _SCORE_OF_LABEL = (-2, -1, 0, 1, 2)
 _LEAF_LABEL_SHARES = (0.008, 0.05, 0.852, 0.07, 0.02)  # of the words of a sentence, as in the real trees

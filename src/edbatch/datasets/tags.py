@@ -10,8 +10,8 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edbatch.datasets.files import data_file, parse_lines
-from edbatch.datasets.trees import DatasetError, Vocabulary
+from edbatch.datasets.files import DatasetError, data_file, parse_lines
+from edbatch.datasets.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)

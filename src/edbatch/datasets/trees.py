@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from edbatch.errors import EdbatchError
+from edbatch.datasets.files import DatasetError, data_file, data_folder, parse_lines
+from edbatch.datasets.vocabulary import Vocabulary
 
 NUM_LABELS = 5  # very negative, negative, neutral, positive, very positive
 SHIPPED = Path(__file__).parent / "data"
@@ -22,10 +24,6 @@ _TOKEN = re.compile(r"[()]|[^ ()]+")
 _LABEL_OF_TOKEN = {str(label): label for label in range(NUM_LABELS)}
 _WORD_OF_ESCAPE = {"-LRB-": "(", "-RRB-": ")"}
 _ESCAPE_OF_WORD = {word: escape for escape, word in _WORD_OF_ESCAPE.items()}
-
-
-class DatasetError(EdbatchError, ValueError):
-    """A data file is missing or not in its format."""
 
 
 class Tree:
@@ -51,36 +49,6 @@ class Tree:
                 stack += ((tree, True), (tree.right, False), (tree.left, False))
 
 
-class Vocabulary:
-    """Words and their ids; a word that is not known has the id 0.
-
-    >>> vocabulary = Vocabulary(["good", "film"])
-    >>> len(vocabulary), vocabulary["film"], vocabulary["fylm"]
-    (3, 2, 0)
-    """
-
-    UNKNOWN = "<unk>"
-
-    def __init__(self, words: Iterable[str] = ()) -> None:
-        self.words = [self.UNKNOWN]
-        self._id_of = {self.UNKNOWN: 0}
-        for word in words:
-            self.add(word)
-
-    def add(self, word: str) -> int:
-        """The word's id, a fresh one if the word is new."""
-        id_ = self._id_of.setdefault(word, len(self.words))
-        if id_ == len(self.words):
-            self.words.append(word)
-        return id_
-
-    def __getitem__(self, word: str) -> int:
-        return self._id_of.get(word, 0)
-
-    def __len__(self) -> int:
-        return len(self.words)
-
-
 class Treebank(NamedTuple):
     """Trees, the vocabulary of their word ids, and where they are from, in words."""
 
@@ -89,39 +57,29 @@ class Treebank(NamedTuple):
     source: str
 
 
-def read_trees(path: str | os.PathLike[str], vocabulary: Vocabulary | None = None) -> Treebank:
+def read_trees(
+    path: str | os.PathLike[str], vocabulary: Vocabulary | None = None, limit: int | None = None
+) -> Treebank:
     """Reads a file of trees.
 
     Args:
         path: A UTF-8 file, one s-expression a line.
         vocabulary: Gives the word ids, and unknown words become id 0; without it a vocabulary of all words is made.
+        limit: Read only so many trees.
 
     Raises:
         DatasetError: The file cannot be read, or a line is not a tree; names the file, the line and what was expected.
     """
-    try:
-        lines = Path(path).read_bytes().decode("utf-8").split("\n")  # splitlines() would also split at U+0085
-    except OSError as error:
-        raise DatasetError(f"cannot read the trees in {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        line_number = error.object[: error.start].count(b"\n") + 1
-        raise DatasetError(f"{path}, line {line_number}: expected UTF-8 text ({error.reason})") from error
-    if lines[-1] == "":
-        lines.pop()
-    if not lines:
-        raise DatasetError(f"{path}, line 1: expected a tree, found an empty file")
     id_of = Vocabulary() if vocabulary is None else vocabulary
-    trees = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            trees.append(_parse(line.removesuffix("\r"), id_of, grow=vocabulary is None))
-        except DatasetError as error:
-            raise DatasetError(f"{path}, line {number}: {error}") from None
-    return Treebank(trees, id_of, str(path))
+    parse = partial(_parse, vocabulary=id_of, grow=vocabulary is None)
+    return Treebank(parse_lines(path, "trees", parse, limit), id_of, str(path))
 
 
 def load_trees(
-    split: str, vocabulary: Vocabulary | None = None, folder: str | os.PathLike[str] | None = None
+    split: str,
+    vocabulary: Vocabulary | None = None,
+    folder: str | os.PathLike[str] | None = None,
+    limit: int | None = None,
 ) -> Treebank:
     """The trees `<folder>/trees/<split>.txt`, or small generated ones that ship with edbatch; `source` says which.
 
@@ -133,17 +91,14 @@ def load_trees(
         split: "train" or "dev".
         vocabulary: As for `read_trees`; give the train vocabulary when loading "dev".
         folder: Where the data is; by default the environment variable EDBATCH_DATA, and without that the shipped trees.
+        limit: Read only so many trees.
     """
+    if data_folder(folder) is not None:
+        return read_trees(data_file("trees", split, folder, "random_trees"), vocabulary, limit)
     if split not in ("train", "dev"):
         raise DatasetError(f'expected the split "train" or "dev", found {split!r}')
-    folder = folder or os.environ.get("EDBATCH_DATA")
-    if not folder:
-        trees, vocabulary, _ = read_trees(SHIPPED / f"{split}.txt", vocabulary)
-        return Treebank(trees, vocabulary, f"generated trees shipped with edbatch ({split})")
-    path = Path(folder) / "trees" / f"{split}.txt"
-    if not path.is_file():
-        raise DatasetError(f"{path} is no file; give (or set EDBATCH_DATA to) a folder that holds it, or none at all")
-    return read_trees(path, vocabulary)
+    trees, vocabulary, _ = read_trees(SHIPPED / f"{split}.txt", vocabulary, limit)
+    return Treebank(trees, vocabulary, f"generated trees shipped with edbatch ({split})")
 
 
 def format_tree(tree: Tree, vocabulary: Vocabulary) -> str:
