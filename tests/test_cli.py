@@ -11,7 +11,9 @@ from importlib.metadata import version
 import pytest
 from typer.testing import CliRunner
 
+from edbatch import load_policy
 from edbatch.cli import app
+from edbatch.datasets.graphs import WORKLOADS
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +29,15 @@ def test_help_shows_examples():
     result = run("--help")
     assert result.exit_code == 0
     assert "edbatch bench tree-lstm --mode train" in result.output
-    for command in (["demo"], ["bench", "tree-lstm"], ["bench", "recording"], ["bench", "scale"]):
+    assert "edbatch learn lattice-lstm" in result.output
+    for command in (
+        ["demo"],
+        ["learn"],
+        ["policy", "show"],
+        ["bench", "tree-lstm"],
+        ["bench", "recording"],
+        ["bench", "scale"],
+    ):
         result = run(*command, "--help")
         assert result.exit_code == 0
         assert f"Example: edbatch {' '.join(command)}" in result.output
@@ -52,6 +62,14 @@ def test_module_and_version():
         (["bench", "tree-lstm", "--mode", "sideways"], 2, "Invalid value for '--mode'"),
         (["bench", "tree-lstm", "--hidden", 0], 2, "Invalid value for '--hidden'"),
         (["demo", "--epochs", "many"], 2, "Invalid value for '--epochs'"),
+        (["learn", "trees"], 1, "error: unknown workload 'trees'; there are tree-lstm, tree-gru, mv-rnn"),
+        (["learn", "tree-lstm", "--output", "/dev/null/a"], 1, "error: cannot write into the folder /dev/null/a"),
+        (["learn", "tree-lstm", "--data", "/missing"], 1, "error: /missing/trees/train.txt is no file"),
+        (["learn", "tree-lstm", "--encoding", "sideways"], 2, "Invalid value for '--encoding'"),
+        (["learn", "tree-lstm", "--graphs", 0], 2, "Invalid value for '--graphs'"),
+        (["learn"], 2, "Missing argument 'WORKLOAD'"),
+        (["policy", "show", "/missing/a.json"], 1, "error: cannot read /missing/a.json: No such file or directory"),
+        (["policy", "show", "/"], 1, "error: cannot read /: Is a directory"),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )
@@ -72,6 +90,20 @@ def test_interrupt_is_code_130(monkeypatch):
     assert "interrupted" in result.output
 
 
+@pytest.mark.parametrize(("cause", "code"), [(KeyboardInterrupt(), 130), (ValueError(), 1)])
+def test_interrupt_inside_a_kernel_is_code_130(monkeypatch, cause, code):
+    def interrupt(*_):
+        inner = SystemError("boxing returned a result with an exception set")
+        inner.__cause__ = cause
+        raise SystemError("play returned a result with an exception set") from inner
+
+    monkeypatch.setattr("edbatch.report.learn.run", interrupt)
+    result = run("learn", "tree-lstm")
+    assert result.exit_code == code
+    assert result.output == ("interrupted\n" if code == 130 else "")
+    assert isinstance(result.exception, SystemExit if code == 130 else SystemError)  # a mistake of ours is not hidden
+
+
 def test_tree_lstm_writes_json(tmp_path):
     path = tmp_path / "result.json"
     options = "--batch-size 2 --hidden 4 --policy depth --one-by-one-rounds 1"
@@ -90,3 +122,91 @@ def test_demo():
     for row in ("one by one", "edbatch, depth", "edbatch, agenda", "edbatch, bound-greedy"):
         assert row in result.output
     assert "batched.explain()" in result.output
+
+
+def test_learn_and_policy_show(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = "--graphs 1 --held-out 1 --unseen 1 --batch-size 2 --episodes 20 --seed 5 --encoding sort"
+    result = run("learn", "lattice-gru", *options.split())
+    assert result.exit_code == 0, result.output
+    assert "bound-greedy, beam 4" in result.output
+    assert "edbatch policy show lattice-gru-policy/policy.json" in result.output
+    names = {"policy.json", "curve.svg", "curve.png", "machine.svg", "machine.png"}
+    assert {path.name for path in (tmp_path / "lattice-gru-policy").iterdir()} == names
+
+    policy = load_policy("lattice-gru-policy/policy.json")
+    result = run("policy", "show", "lattice-gru-policy/policy.json", "--limit", 2)
+    assert result.exit_code == 0, result.output
+    chosen = policy.training.curve[policy.training.chosen]
+    ratio = chosen.batches / policy.training.lower_bound
+    for expected in (
+        f"{policy.num_states} states over 5 types",
+        "encoding  sort",
+        "types     start, ",
+        f"crowd     {policy.crowd:g}: how much a type's ready nodes together count for the rule",
+        f"rule      alone: {policy.training.curve[0].batches} batches (",
+        f"from 1 graph of {policy.training.num_nodes:,} nodes in {policy.training.episodes} episodes, seed 5",
+        f"after {chosen.episode} episodes: {chosen.batches} batches ({ratio:.2f}× the bound",
+        f"… and {policy.num_states - 2} more; --limit {policy.num_states} shows all",
+    ):
+        assert expected in result.output
+    everything = run("policy", "show", "lattice-gru-policy/policy.json", "--limit", 1000).output
+    assert "more;" not in everything
+    assert all(f"{state.visits:,} │" in everything for state in policy.states())
+    assert "In a state that is not here the rule decides." in everything
+
+
+def test_policy_show_of_the_rule_alone(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    options = "--graphs 2 --held-out 0 --unseen 0 --batch-size 2 --encoding base --episodes 0"
+    assert run("learn", "lattice-gru", *options.split(), "--output", "none").exit_code == 0
+    result = run("policy", "show", "none/policy.json")
+    assert result.exit_code == 0, result.output
+    assert "0 states over 5 types" in result.output
+    assert "The rule alone decides, because no state was learned." in result.output
+    record = json.loads((tmp_path / "none" / "policy.json").read_text())
+    record["training"]["chosen"] = 0
+    (tmp_path / "policy.json").write_text(json.dumps(record | {"encoding": "signs", "crowd": 0.5}))
+    output = run("policy", "show", "policy.json").output
+    assert "The rule alone decides, because no table was better." in output
+    assert "crowd     0.5: " in output
+    assert "•  0.5 × the logarithm" in output
+    assert "chosen " not in output
+
+
+def test_help_of_learn_lists_the_workloads():
+    shown = " ".join(run("learn", "--help").output.replace("│", " ").split())
+    assert f"One of {', '.join(WORKLOADS)}." in shown
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "is damaged or no policy"),
+        (b"\xff\x00 no text", "is damaged or no policy"),
+        (b"[1, 2]", "is damaged or no policy"),
+        (b'{"format": "recipe", "version": 1}', "says that its format is 'recipe'"),
+        (b'{"format": "edbatch policy", "version": 99}', "is a policy of version 99"),
+        (b'{"format": "edbatch policy", "version": 1, "encoding": "signs"', "is damaged"),
+        (b'{"format": "edbatch policy", "version": 1, "encoding": "signs"}', "is damaged"),
+    ],
+)
+def test_policy_show_refuses_other_files(tmp_path, content, message):
+    path = tmp_path / "policy.json"
+    path.write_bytes(content)
+    result = run("policy", "show", path)
+    assert result.exit_code == 1
+    assert result.output.startswith(f"error: {path} {message}")
+    assert result.output.count("\n") == 1
+
+
+def test_policy_show_without_states_or_a_record(tmp_path):
+    path = tmp_path / "policy.json"
+    header = {"format": "edbatch policy", "version": 1, "encoding": "base", "crowd": 1}
+    path.write_text(json.dumps({**header, "types": ["a[b]", 7], "states": [], "training": {}}))
+    result = run("policy", "show", path)
+    assert result.exit_code == 0, result.output
+    assert "0 states over 2 types" in result.output
+    assert "types     a[b], 7" in result.output
+    assert "crowd     1: " in result.output
+    assert "learned " not in result.output

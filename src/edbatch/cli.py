@@ -1,4 +1,7 @@
-"""The command `edbatch`: a demo and the benchmarks. Heavy imports happen inside the commands, so that help is quick."""
+"""The command `edbatch`: a demo, learned policies and the benchmarks.
+
+Heavy imports happen inside the commands, so that help is quick.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import Annotated, Any
 
 import typer
 
+from edbatch.datasets.graphs import WORKLOADS
 from edbatch.errors import EdbatchError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 bench = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 app.add_typer(bench, name="bench", help="Measure edbatch on this machine, side by side with what it replaces.")
+policy = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
+app.add_typer(policy, name="policy", help="Look at policies that were learned and saved.")
 
 
 class Mode(StrEnum):
@@ -22,17 +28,33 @@ class Mode(StrEnum):
     train = "train"
 
 
+class Encoding(StrEnum):
+    signs = "signs"
+    base = "base"
+    max = "max"
+    sort = "sort"
+
+
 @contextmanager
 def _clear_errors() -> Iterator[None]:
     """A user's mistake is one sentence on stderr and exit code 1; Ctrl-C is exit code 130. Neither is a traceback."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemError) as error:
+        if not _is_interrupt(error):
+            raise
         typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
     except (EdbatchError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether it comes from Ctrl-C; inside a kernel, numba makes a SystemError of it, caused by another one or two."""
+    while isinstance(error, SystemError):
+        error = error.__cause__
+    return isinstance(error, KeyboardInterrupt)
 
 
 def _show_version(wanted: bool) -> None:
@@ -54,6 +76,7 @@ def edbatch(
     Examples:
 
     * `edbatch demo` trains a TreeLSTM on small trees, in under a minute
+    * `edbatch learn lattice-lstm` learns a policy from word lattices, draws it and compares it with others
     * `edbatch bench tree-lstm --mode train` compares with plain and hand-batched PyTorch
     * `edbatch bench recording --json recording.json` writes what it measured
     """
@@ -81,6 +104,50 @@ def demo(
         from edbatch.report.demo import run
 
         run(hidden=hidden, batch_size=batch_size, epochs=epochs, seed=seed)
+
+
+@app.command()
+def learn(
+    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=f"One of {', '.join(WORKLOADS)}.")],
+    graphs: Annotated[int, typer.Option(min=1, help="Mini-batches to learn from, the first ones.")] = 4,
+    held_out: Annotated[int, typer.Option(min=0, help="Mini-batches after those, to choose the machine by.")] = 2,
+    unseen: Annotated[int, typer.Option(min=0, help="Mini-batches after those, for the comparison only.")] = 5,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
+    encoding: Annotated[Encoding, typer.Option(help="What the machine sees of the frontier.")] = Encoding.signs,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the exploration and of generated data.")] = 0,
+    episodes: Annotated[int, typer.Option(min=0, help="Mini-batches played at most while learning.")] = 1000,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results. Default: WORKLOAD-policy.", show_default=False)
+    ] = None,
+) -> None:
+    """Learn a machine that decides what to launch next, compare it with other policies, save and draw it.
+
+    Example: `edbatch learn lattice-lstm --graphs 8 --output lattices`
+    """
+    with _clear_errors():
+        from edbatch.report.learn import Settings, run
+
+        run(Settings(workload, graphs, held_out, unseen, batch_size, encoding.value, seed, episodes, data, output))
+
+
+@policy.command("show")
+def policy_show(
+    file: Annotated[
+        Path, typer.Argument(metavar="FILE", help="A policy.json of `edbatch learn`, or what policy.save wrote.")
+    ],
+    limit: Annotated[int, typer.Option(min=1, help="States to show, the most visited ones.")] = 20,
+) -> None:
+    """Print a saved policy: what it was learned from, and what it launches in which state.
+
+    Example: `edbatch policy show lattice-lstm-policy/policy.json --limit 50`
+    """
+    with _clear_errors():
+        from edbatch.report.learn import show
+
+        show(file, limit)
 
 
 @bench.command("tree-lstm")
@@ -139,6 +206,33 @@ def scale(
         from edbatch.bench import scale as benchmark
 
         _measure(benchmark, json, lambda: benchmark.run(nodes, steps, repeats))
+
+
+@bench.command()
+def policies(
+    workload: Annotated[list[str] | None, typer.Option(help="A workload; may be repeated. Default: all.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
+    small_graphs: Annotated[int, typer.Option(min=0, help="Small graphs to compare with the optimum on.")] = 500,
+    hidden: Hidden = 128,
+    rounds: Rounds = 30,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
+    data: Annotated[
+        Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Batches of every policy on unseen mini-batches, the time to schedule and to learn, and what it is worth.
+
+    Example: `edbatch bench policies --workload lattice-lstm --workload module-net --small-graphs 50`
+    """
+    with _clear_errors():
+        from edbatch.bench import policies as benchmark
+
+        settings = benchmark.Settings(
+            tuple(workload or ()), batch_size, small_graphs=small_graphs, hidden=hidden, rounds=rounds, threads=threads
+        )
+        settings.check()
+        _measure(benchmark, json, lambda: benchmark.run(settings, data))
 
 
 def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> None:

@@ -62,8 +62,8 @@ def learn_policy(
             curve.append(lesson.evaluate(episode))
             if progress is not None:
                 progress(curve[-1])
-            gain = lesson.cost(curve[chosen]) - lesson.cost(curve[-1])
-            if gain > 0 or (chosen == 0 and (gain == 0 or not guided)):
+            cost, least = lesson.cost(curve[-1]), lesson.cost(curve[chosen])
+            if cost < least or (chosen == 0 and (cost == least or not guided)):
                 chosen, best = len(curve) - 1, lesson.machine()
             if curve[-1].batches <= settings.stop * lesson.lower_bound:
                 break
@@ -109,9 +109,9 @@ class _Lesson:
         self.crowd = self.settings.crowds[best]
         return judged[best]
 
-    def cost(self, evaluation: Evaluation) -> int:
-        """What is to be small: batches on the held-out graphs, if there are any."""
-        return evaluation.held_out_batches if self.held_out else evaluation.batches
+    def cost(self, evaluation: Evaluation) -> tuple[int, int]:
+        """What is to be small: batches on the held-out graphs, if there are any, then on those of the lesson."""
+        return evaluation.held_out_batches, evaluation.batches
 
     def play(self, number: int, explore: float) -> None:
         """An episode that is learned from."""

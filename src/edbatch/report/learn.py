@@ -1,0 +1,294 @@
+"""`edbatch learn` and `edbatch policy show`: a workload's name or a saved policy comes in, files and tables go out.
+
+The mini-batches of a workload are told apart by what they are for: training is learned from, the held-out ones choose
+among the machines on the way, the unseen ones only judge. Whatever fails or is interrupted leaves no file behind.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress
+from rich.table import Table
+from rich.text import Text
+
+from edbatch.datasets.graphs import mini_batch_graphs
+from edbatch.errors import EdbatchError, PolicyError
+from edbatch.planning.fsm import Fsm, State
+from edbatch.planning.graph import Graph
+from edbatch.planning.learning import learn_policy
+from edbatch.planning.policies import BoundGreedy, Learned, from_name
+from edbatch.planning.policy_file import load_policy
+from edbatch.planning.schedule import Policy, Schedule
+from edbatch.planning.training import Evaluation, QLearning, Training
+from edbatch.report.pictures import (
+    MEANING_OF,
+    SEEN_BY,
+    counted,
+    draw_curve,
+    draw_machine,
+    marks_of,
+    rule_lines,
+    shortened,
+    why_no_states,
+)  # fmt: skip
+
+FILES = ("policy.json", "curve.svg", "curve.png", "machine.svg", "machine.png")
+SHOWN_TYPES = 8
+
+Groups = dict[str, list[Graph]]
+
+
+class OutputError(EdbatchError, OSError):
+    """The folder for the results cannot be written to."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to learn: numbers of mini-batches, how large they are, and how long to learn."""
+
+    workload: str
+    graphs: int = 4
+    held_out: int = 2
+    unseen: int = 5
+    batch_size: int = 32
+    encoding: str = "signs"
+    seed: int = 0
+    episodes: int = QLearning.episodes
+    data: Path | None = None
+    output: Path | None = None
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path(f"{self.workload}-policy")
+
+
+def run(settings: Settings, console: Console | None = None) -> None:
+    """Learns, compares with the other policies, writes policy and pictures, and says how to use them."""
+    console = console or Console()
+    groups = mini_batches(settings)
+    with _output_folder(settings.folder):
+        policy = learn(settings, groups)
+        table = compare(policy, groups, settings)
+        pictures = {f"curve.{kind}": data for kind, data in draw_curve(policy, settings.workload).items()}
+        pictures |= {f"machine.{kind}": data for kind, data in draw_machine(policy, settings.workload).items()}
+        console.print(table)
+        _say(console, _explanation(policy, groups, settings))
+        _write(settings.folder, policy, pictures)
+    _say(console, f"Wrote {', '.join(FILES)} into {settings.folder}")
+    path = settings.folder / "policy.json"
+    _say(console, f"Use it for graphs of these types ({_listed(policy.types)}):")
+    _say(console, f'  edbatch.batch(model, policy=edbatch.load_policy("{path.as_posix()}"))')
+    _say(console, f"Look at it:\n  edbatch policy show {shlex.quote(str(path))}")
+
+
+def mini_batches(settings: Settings) -> Groups:
+    """The mini-batches by what they are for; those that are not wanted are not there."""
+    numbers = {"training": settings.graphs, "held out": settings.held_out, "unseen": settings.unseen}
+    total = sum(numbers.values())
+    graphs = iter(mini_batch_graphs(settings.workload, total, settings.batch_size, settings.data, settings.seed))
+    return {name: list(islice(graphs, number)) for name, number in numbers.items() if number}
+
+
+def learn(settings: Settings, groups: Groups) -> Fsm:
+    """The machine, with a progress bar while it is learned."""
+    bound = _bound(groups["training"])
+    with _progress("learning", settings.episodes) as update:
+
+        def show(evaluation: Evaluation) -> None:
+            quality = f"{evaluation.batches:,} batches, {evaluation.batches / bound:.2f}× the lower bound"
+            update(evaluation.episode, quality)
+
+        return learn_policy(
+            groups["training"], settings.encoding, settings.seed, held_out=groups.get("held out", ()),
+            settings=QLearning(episodes=settings.episodes), progress=show,
+        )  # fmt: skip
+
+
+def compare(policy: Fsm, groups: Groups, settings: Settings) -> Table:
+    """Batches of each policy on each group of mini-batches, against the lower bound."""
+    table = Table(title=f"{settings.workload}: batches, and × the lower bound")
+    table.add_column("policy")
+    for name, graphs in groups.items():
+        table.add_column(f"{name} ({len(graphs)})", justify="right", no_wrap=True)
+    bound_of = {name: _bound(graphs) for name, graphs in groups.items()}
+    table.add_row("lower bound", *(f"{bound:,} 1.00×" for bound in bound_of.values()), end_section=True)
+    contenders = _contenders(policy, groups)
+    with _progress("comparing", len(contenders)) as update:
+        for number, (label, contender) in enumerate(contenders.items()):
+            update(number, label)
+            schedules = {name: [contender.run(graph) for graph in graphs] for name, graphs in groups.items()}
+            sums = {name: sum(s.num_batches for s in found) for name, found in schedules.items()}
+            table.add_row(label, *(f"{sums[name]:,} {sums[name] / bound_of[name]:.2f}×" for name in groups))
+            if label == "fsm":
+                unseen = [_unseen_share(found) for found in schedules.values()]
+    table.add_section()
+    table.add_row("unseen states", *unseen)
+    return table
+
+
+def show(path: Path, limit: int, console: Console | None = None) -> None:
+    """Prints a saved policy for people."""
+    console = console or Console()
+    try:
+        policy = load_policy(path)
+    except OSError as error:
+        raise PolicyError(f"cannot read {path}: {error.strerror}; give a file that policy.save wrote") from error
+    _say(console, f"{path}: {counted(policy.num_states, 'state')} over {counted(len(policy.types), 'type')}")
+    _say(console, f"encoding  {policy.encoding}: a state is {SEEN_BY[policy.encoding]}")
+    _say(console, f"types     {', '.join(map(str, policy.types))}")
+    _say(console, f"crowd     {policy.crowd:g}: how much a type's ready nodes together count for the rule")
+    for head, line in _record(policy).items():
+        _say(console, f"{head:<9} {line}")
+    states = policy.states()
+    if not states:
+        _say(console, "\n".join([why_no_states(policy), *rule_lines(policy.crowd)]))
+        return
+    console.print(_state_table(states, limit))
+    if len(states) > limit:
+        _say(console, f"… and {len(states) - limit:,} more; --limit {len(states)} shows all")
+    for mark in marks_of(policy.encoding):
+        _say(console, f"{mark}: {MEANING_OF[mark]}")
+    _say(console, "In a state that is not here the rule decides.")
+
+
+@contextmanager
+def _output_folder(folder: Path) -> Iterator[None]:
+    """A folder that can be written to, made if it is missing, and taken away again if nothing came of it."""
+    missing = [f for f in (folder, *folder.parents) if not f.exists()]
+    try:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder, prefix="."):
+                pass
+        except OSError as error:
+            raise OutputError(
+                f"cannot write into the folder {folder}: {error.strerror}; give another one by --output"
+            ) from error
+        for name in FILES:
+            if (folder / name).is_dir():
+                raise OutputError(f"cannot write {folder / name}: it is a folder; give another folder by --output")
+        yield
+    except BaseException:
+        for made in missing:
+            if made.is_dir() and not any(made.iterdir()):
+                made.rmdir()
+        raise
+
+
+def _write(folder: Path, policy: Fsm, pictures: dict[str, bytes]) -> None:
+    """All files are whole before the first one is moved to its place."""
+    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
+        policy.save(Path(temporary) / "policy.json")
+        for name, data in pictures.items():
+            (Path(temporary) / name).write_bytes(data)
+        for name in FILES:
+            os.replace(Path(temporary) / name, folder / name)
+
+
+@contextmanager
+def _progress(description: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """A progress bar on stderr, if that is a terminal; yields what sets how far it is, with a note."""
+    console = Console(stderr=True)
+    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(description, total=total, note="")
+        yield lambda completed, note: bar.update(task, completed=completed, note=note)
+
+
+def _contenders(policy: Fsm, groups: Groups) -> dict[str, Policy]:
+    names = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy")
+    new = _new_types(policy, groups)
+    machine = policy.with_types(new)
+    nothing = QLearning(episodes=0, demonstrate=False)
+    rule = learn_policy(groups["training"], held_out=groups.get("held out", ()), settings=nothing)
+    return {name: from_name(name) for name in names} | {
+        "bound-greedy, beam 4": BoundGreedy(beam=4),
+        "rule alone": rule.with_types(new),
+        "fsm": machine,
+        "learned": Learned(machine),
+    }
+
+
+def _new_types(policy: Fsm, groups: Groups) -> list[Hashable]:
+    """Types that neither training nor held-out mini-batches have, each once."""
+    found = [name for graphs in groups.values() for graph in graphs for name in policy.unknown_types(graph)]
+    return list(dict.fromkeys(found))
+
+
+def _explanation(policy: Fsm, groups: Groups, settings: Settings) -> str:
+    lines = [
+        f"In brackets how many mini-batches of {settings.batch_size} are summed.",
+        "fsm: the machine alone. learned: the shorter of its schedule and bound greedy's.",
+        "rule alone: what fsm does without its table. unseen states: launches of fsm that the rule decided.",
+    ]
+    if not policy.num_states:
+        lines.append(f"fsm has no states. {why_no_states(policy)}")
+    new = _new_types(policy, groups)
+    if new:
+        lines.append(f"New to fsm in the unseen mini-batches: {counted(len(new), 'type')} ({_listed(new)}).")
+    return "\n".join(lines)
+
+
+def _bound(graphs: list[Graph]) -> int:
+    return sum(graph.lower_bound() for graph in graphs)
+
+
+def _unseen_share(schedules: list[Schedule]) -> str:
+    return f"{sum(s.unseen_states for s in schedules) / sum(s.num_batches for s in schedules):.1%}"
+
+
+def _record(policy: Fsm) -> dict[str, str]:
+    """How the machine came about, and how good it and the rule alone were; nothing if it does not say."""
+    training = policy.training
+    if not training.num_graphs:
+        return {}
+    source = f"{counted(training.num_graphs, 'graph')} of {training.num_nodes:,} nodes"
+    lines = {"learned": f"from {source} in {counted(training.episodes, 'episode')}, seed {training.seed}"}
+    if training.curve:
+        lines["rule"] = f"alone: {_result(training, training.curve[0])}"
+    if 0 < training.chosen < len(training.curve):
+        chosen = training.curve[training.chosen]
+        lines["chosen"] = f"after {counted(chosen.episode, 'episode')}: {_result(training, chosen)}"
+    return lines
+
+
+def _result(training: Training, evaluation: Evaluation) -> str:
+    text = _against(evaluation.batches, training.lower_bound)
+    if training.held_out_lower_bound:
+        text += f"; held out {_against(evaluation.held_out_batches, training.held_out_lower_bound)}"
+    return text
+
+
+def _against(batches: int, bound: int) -> str:
+    return f"{counted(batches, 'batch', 'batches')} ({batches / max(bound, 1):.2f}× the bound {bound:,})"
+
+
+def _state_table(states: list[State], limit: int) -> Table:
+    total = max(1, sum(state.visits for state in states))
+    table = Table("visits", "share", "ready", "launch")
+    for column in table.columns[:2]:
+        column.justify = "right"
+    for state in states[:limit]:
+        ready = ", ".join(f"{name} ({mark})" if mark else str(name) for name, mark in state.ready)
+        table.add_row(f"{state.visits:,}", f"{state.visits / total:.1%}", Text(ready), Text(str(state.launch)))
+    return table
+
+
+def _listed(names: Iterable[Hashable]) -> str:
+    texts = [shortened(name) for name in names]
+    more = f" and {len(texts) - SHOWN_TYPES} more" if len(texts) > SHOWN_TYPES else ""
+    return ", ".join(texts[:SHOWN_TYPES]) + more
+
+
+def _say(console: Console, line: str) -> None:
+    """A line as it is: paths and code can be copied from it."""
+    console.print(line, markup=False, highlight=False, soft_wrap=True)
