@@ -21,7 +21,7 @@ from edbatch.datasets import DatasetError
 from edbatch.datasets.graphs import mini_batch_graphs
 from edbatch.planning.fsm import MARKS, Fsm
 from edbatch.planning.training import Evaluation, Training
-from edbatch.report import learn, pictures
+from edbatch.report import learn, pictures, words
 from edbatch.report.learn import FILES, OutputError, Settings
 
 SMALL = Settings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60)
@@ -283,7 +283,7 @@ def test_machine_of_one_state_and_a_long_odd_name():
     texts = text_in(pictures.draw_machine(machine(types=(name,)), "one"))
     assert "1 state over 1 type. A state is the ready types." in texts
     assert "In a state that it does not know the rule decides, with crowd 0.5." in texts
-    assert texts.count(pictures.shortened(name)) == 2
+    assert texts.count(words.shortened(name)) == 2
     assert not any("more state" in text for text in texts)
 
 
@@ -298,6 +298,6 @@ def test_machine_of_many_states_and_types():
 @pytest.mark.parametrize("encoding", edbatch.planning.fsm.ENCODINGS)
 def test_legend_has_the_marks_of_the_encoding(encoding):
     texts = text_in(pictures.draw_machine(machine(encoding=encoding), "w"))
-    for mark, meaning in pictures.MEANING_OF.items():
+    for mark, meaning in words.MEANING_OF.items():
         shown = any(text.endswith(f"{mark}: {meaning}") for text in texts)
-        assert shown == (mark in pictures.marks_of(encoding))
+        assert shown == (mark in words.marks_of(encoding))

@@ -29,17 +29,8 @@ from edbatch.planning.policies import BoundGreedy, Learned, from_name
 from edbatch.planning.policy_file import load_policy
 from edbatch.planning.schedule import Policy, Schedule
 from edbatch.planning.training import Evaluation, QLearning, Training
-from edbatch.report.pictures import (
-    MEANING_OF,
-    SEEN_BY,
-    counted,
-    draw_curve,
-    draw_machine,
-    marks_of,
-    rule_lines,
-    shortened,
-    why_no_states,
-)  # fmt: skip
+from edbatch.report.pictures import draw_curve, draw_machine
+from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
 
 FILES = ("policy.json", "curve.svg", "curve.png", "machine.svg", "machine.png")
 SHOWN_TYPES = 8

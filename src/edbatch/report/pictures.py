@@ -16,26 +16,15 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edbatch.planning.fsm import MARK_NAMES, Fsm, State
+from edbatch.planning.fsm import Fsm, State
+from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 SHOWN_STATES = 20
-NAME_LENGTH = 22  # of a type; longer names are cut
 SIGN_OF = {"lowers": "↓", "longest": "↔", "most": "▲"}  # marks on chips; all are in matplotlib's own font
-MEANING_OF = {
-    "lowers": "launching it lowers the lower bound of what remains",
-    "longest": "it has the ready node with the longest way to go",
-    "most": "it has the most ready nodes",
-}
-SEEN_BY = {
-    "base": "the ready types",
-    "max": "the ready types, and which of them has the most ready nodes",
-    "sort": "the ready types, those with the most ready nodes first",
-    "signs": "the ready types with a mark",
-}
 
 _DARK, _GREY, _PALE = "#222222", "#707070", "#dddddd"
 _TRAINING, _HELD_OUT = "#1f77b4", "#d95f02"
@@ -44,54 +33,6 @@ _TRAINING, _HELD_OUT = "#1f77b4", "#d95f02"
 _TEXT, _SMALL, _TITLE = 9.0, 8.0, 11.0
 _MARGIN, _ROW, _CHIP, _PAD, _GAP = 14.0, 23.0, 15.0, 6.0, 5.0
 _READY, _ARROW, _BAR = 430.0, 34.0, 110.0  # the most width for ready types; the arrow; the longest bar
-
-
-def marks_of(encoding: str) -> list[str]:
-    """The marks that a state of this encoding may have.
-
-    >>> marks_of("signs")
-    ['lowers', 'longest']
-    """
-    return list(dict.fromkeys(word for name in MARK_NAMES[encoding] for word in name.split()))
-
-
-def shortened(name: Hashable, length: int = NAME_LENGTH) -> str:
-    """A name of at most so many characters; of a longer one the middle is left out.
-
-    >>> shortened("encoder.layers.12.attention(f32[64], f32[64])")
-    'encoder.layer…f32[64])'
-    """
-    text = " ".join(str(name).split())
-    tail = 2 * length // 5
-    return text if len(text) <= length else f"{text[: length - tail - 1]}…{text[-tail:]}"
-
-
-def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number of things.
-
-    >>> counted(1, "state"), counted(2_000, "batch", "batches")
-    ('1 state', '2,000 batches')
-    """
-    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
-
-
-def why_no_states(policy: Fsm) -> str:
-    """Why the rule alone decides in a machine without states."""
-    training = policy.training
-    if training.chosen or len(training.curve) < 2:
-        return "The rule alone decides, because no state was learned."
-    where = " on the held-out mini-batches" if training.held_out_lower_bound else ""
-    return f"The rule alone decides, because no table was better{where}."
-
-
-def rule_lines(crowd: float) -> list[str]:
-    """What the rule launches."""
-    lines = [
-        "The rule launches the ready type with the largest sum of",
-        "•  1, if launching it lowers the lower bound of what remains",
-        "•  its longest way to go, as a share of the longest of all",
-    ]
-    return lines + [f"•  {crowd:g} × the logarithm of the ways to go of its ready nodes together"] * bool(crowd)
 
 
 def draw_curve(policy: Fsm, workload: str) -> dict[str, bytes]:
