@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import os
-import tempfile
+import secrets
 from pathlib import Path
 
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write all of the file or, if anything fails, nothing; an older file of that name stays until then."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with open(temporary, "xb") as file:  # not tempfile's, which only the owner could read
             file.write(content)
-        os.chmod(name, 0o666 & ~_umask())  # as open() does; mkstemp makes files for the owner alone
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        os.unlink(name)
+        temporary.unlink(missing_ok=True)
         raise
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

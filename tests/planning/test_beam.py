@@ -48,6 +48,25 @@ def test_many_steps_and_slots_that_disagree_for_long() -> None:
         assert graph.lower_bound() <= schedule.num_batches <= BoundGreedy().run(graph).num_batches
 
 
+def test_ready_nodes_that_are_found_again_and_again() -> None:
+    # While a chain of c runs, launching t early makes the same thousand m ready at every step of some slot.
+    types, inputs = words("c" * 1000 + "tm")
+    types += ["t"] + ["m"] * 1000
+    inputs += [[], *([1002] for _ in range(1000))]
+    graph = Graph.from_lists(types, inputs)
+    for width in (2, 5):
+        schedule = BoundGreedy(beam=width).run(graph)
+        schedule.check(graph)
+        assert schedule.num_batches == graph.lower_bound() == 1002
+
+
+def test_a_beam_wider_than_the_log() -> None:
+    graph = Graph.from_lists(range(12), [[] for _ in range(12)])
+    schedule = BoundGreedy(beam=3000).run(graph)
+    schedule.check(graph)
+    assert schedule.num_batches == 12
+
+
 @pytest.mark.parametrize("beam", [0, -1, 1.5])
 def test_a_beam_holds_something(beam: int) -> None:
     with pytest.raises(PolicyError, match="a beam holds at least one schedule"):

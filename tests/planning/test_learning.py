@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import numpy as np
@@ -106,11 +107,19 @@ def test_progress_is_told() -> None:
     [
         {"episodes": -1}, {"steps": 0}, {"evaluate_every": 0}, {"max_states": 0}, {"learning_rate": 0.0},
         {"learning_rate": 1.5}, {"discount": 2.0}, {"explore": -0.1}, {"alpha": -1.0}, {"crowds": ()},
+        {"crowds": (float("nan"),)}, {"crowds": (float("inf"),)}, {"crowds": (-1.0,)},
     ],
 )  # fmt: skip
 def test_settings_that_cannot_be(wrong: dict[str, float]) -> None:
     with pytest.raises(PolicyError, match=f"cannot learn with {next(iter(wrong))}="):
         QLearning(**wrong)  # type: ignore[arg-type]
+
+
+def test_any_int_is_a_seed_and_nothing_else() -> None:
+    for seed in (-1, 2**70, -(2**70)):
+        learn_policy([PROBLEM], seed=seed, settings=SHORT).run(PROBLEM).check(PROBLEM)
+    with pytest.raises(PolicyError, match=r"a seed is an int, not 0\.5"):
+        learn_policy([PROBLEM], seed=0.5)  # type: ignore[arg-type]
 
 
 def test_nothing_to_learn_from() -> None:
@@ -172,6 +181,8 @@ class TestLearned:
             graph = Graph.from_lists([f"a{k}", "b", f"a{k}"], [[], [], [1]])
             policy.run(graph).check(graph)
         assert len(policy.lessons) == Learned.max_lessons
+        assert policy.machine is not None
+        assert len(policy.machine.types) == Learned.max_lessons + 1  # what comes later is not kept
 
     def test_starts_from_a_machine(self) -> None:
         machine = learn_policy([PROBLEM], encoding="base")
@@ -180,13 +191,51 @@ class TestLearned:
         assert policy.machine is machine
         assert not policy.lessons
 
-    def test_what_a_large_graph_costs_is_bounded(self) -> None:
-        graph = Graph.from_lists(*words(*["abcabcabc" * 100, "bcacbacba" * 100, "ccabacbab" * 100]))
+    def test_states_of_earlier_machines_stay(self) -> None:
+        machine = learn_policy([PROBLEM])
+        policy = Learned(machine)
+        new = Graph.from_lists(*words("ca", "ac"))
+        policy.run(new)
+        assert len(policy.lessons) == 1
+        assert policy.machine is not None
+        before, after = ({frozenset(s.ready): s.launch for s in m.states()} for m in (machine, policy.machine))
+        assert before.keys() < after.keys()
+        assert after[frozenset({("a", "longest"), ("b", "longest")})] == "b"
+        assert policy.run(PROBLEM).unseen_states == 0
+        assert len(policy.lessons) == 1
+
+    @pytest.mark.parametrize(("num_words", "episodes"), [(1, 1000), (40, 185), (400, 0)])
+    def test_what_a_large_graph_costs_is_bounded(self, num_words: int, episodes: int) -> None:
+        graph = Graph.from_lists(*words(*["abcabcabc" * 25, "bcacbacba" * 25, "ccabacbab" * 25] * num_words))
         policy = Learned()
         policy.run(graph)
         assert policy.machine is not None
-        episodes = policy.machine.training.settings.episodes
-        assert episodes == min(1000, Learned.max_nodes // graph.num_nodes)
+        assert policy.machine.training.settings.episodes == episodes
+        many_types = Graph.from_lists([i % 500 for i in range(5000)], [[] for _ in range(5000)])
+        policy = Learned()
+        policy.run(many_types)
+        assert policy.machine is not None
+        assert policy.machine.training.settings.episodes == 0
+
+    def test_an_interrupted_lesson_leaves_no_trace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        policy = Learned()
+        with monkeypatch.context() as patch:
+            patch.setattr("edbatch.planning.policies.learn_policy", interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                policy.run(PROBLEM)
+        assert policy == Learned()
+        assert policy.run(PROBLEM).num_batches == 4
+
+    def test_threads_may_share_it(self) -> None:
+        graphs = [Graph.from_lists(*words(f"{a}b{a}", f"b{a}b")) for a in "acdefg"]
+        for _ in range(10):
+            policy = Learned()
+            with ThreadPoolExecutor(len(graphs)) as pool:
+                for graph, schedule in zip(graphs, pool.map(policy.run, graphs), strict=True):
+                    schedule.check(graph)
 
     def test_nothing_to_save_yet(self, tmp_path: object) -> None:
         with pytest.raises(PolicyError, match="nothing has been learned yet; call the batched function first"):

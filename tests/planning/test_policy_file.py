@@ -60,6 +60,10 @@ def test_types_may_be_numbers_but_nothing_json_does_not_know(tmp_path: Path) -> 
     odd = learn_policy([Graph.from_lists([("a",), "b"], [[], [0]])])
     with pytest.raises(PolicyError, match=r"types that are strings or ints, and \('a',\) is neither"):
         odd.save(tmp_path / "odd.json")
+    with pytest.raises(PolicyError, match=r"and True is neither"):
+        learn_policy([Graph.from_lists([True, "b"], [[], [0]])]).save(tmp_path / "odd.json")
+    with pytest.raises(PolicyError, match=r"a name that JSON does not know"):
+        learn_policy([Graph.from_lists(["\ud800"], [[]])]).save(tmp_path / "odd.json")
     assert not (tmp_path / "odd.json").exists()
 
 
@@ -83,7 +87,11 @@ STATE = {"state": [["a", ""]], "launch": "a", "visits": 1}
         ({"states": [{**STATE, "state": [["a", "great"]]}]}, r"state 0 has the type 'a' marked 'great'"),
         ({"states": [{**STATE, "launch": "z"}]}, r"state 0 launches 'z', which is not ready in it"),
         ({"states": [{**STATE, "launch": "b"}]}, r"state 0 launches 'b', which is not ready in it"),
-        ({"states": [{**STATE, "visits": -1}]}, r"state 0 was visited -1 times"),
+        ({"states": [{**STATE, "visits": -1}]}, r"Expected `int` >= 0.*visits"),
+        ({"states": [{**STATE, "visits": 2**63}]}, r"is damaged or no policy"),
+        ({"crowd": -5.0}, r"Expected `float` >= 0"),
+        ({"crowd": 1e300}, r"Expected `float` <= "),
+        ({"version": 0}, r"Expected `int` >= 1"),
         ({"states": [STATE, STATE]}, r"state 1 is there twice"),
         ({"states": [{"state": []}]}, r"missing required field `launch`"),
         ({"training": {"settings": {"steps": 0}}}, r"cannot learn with steps=0"),

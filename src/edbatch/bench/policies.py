@@ -262,7 +262,7 @@ def _scheduling_tables(scheduling: dict[str, Any], machine: dict[str, Any]) -> l
     columns = BOUND_GREEDY, BEAM_4, MACHINE, LEARNED
     times = _table(*columns, title="Scheduling the first mini-batch, ns per node", caption=caption)
     caption = ("medians (quartiles); learning includes the first schedule and stops at the lower bound or after "
-               f"launching {Learned.max_nodes:,} nodes")  # fmt: skip
+               f"launching some {Learned.max_work:,} nodes")  # fmt: skip
     learning = _table(
         "nodes", "types", "episodes", LEARNING, THOUSAND_EPISODES, title="Learning on it, seconds", caption=caption
     )

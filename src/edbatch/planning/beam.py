@@ -54,7 +54,8 @@ def add_ready(slots: Slots, slot: int, node: int, t: int, height: Ints, cells: I
 def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints) -> int:
     """Fills `moves` with rows (bound after, nodes waiting after, slot, type), best first, and returns how many.
 
-    Ties go to the slot that was better before, then to the smaller type. Of moves with one outcome the first stays.
+    Ties go to the slot that was better before, then to the smaller type. Of moves with one outcome the one stays that
+    launches the fewest nodes.
     """
     width, num_types = slots.size.shape
     found = 0
@@ -72,8 +73,11 @@ def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints)
             same = at - 1  # equal outcomes have equal scores
             while same >= 0 and moves[same, 0] == bound and moves[same, 1] == waiting and keys[same] != key:
                 same -= 1
-            known = same >= 0 and keys[same] == key
-            if at == width or known:
+            if same >= 0 and keys[same] == key:
+                if slots.size[slot, t] < slots.size[moves[same, 2], moves[same, 3]]:  # the same outcome for less work
+                    moves[same, 2], moves[same, 3] = slot, t
+                continue
+            if at == width:
                 continue
             for k in range(min(found, width - 1), at, -1):
                 keys[k] = keys[k - 1]
@@ -120,6 +124,18 @@ def spread(slots: Slots, moves: Ints, num_moves: int, missing: Ints, contested: 
 
 
 @inner
+def grown(rows: Ints, used: int, needed: int) -> Ints:
+    """The same rows, with room for more of them if they need it."""
+    if needed <= len(rows):
+        return rows
+    larger = np.empty((max(needed, 2 * len(rows)), rows.shape[1]), np.int32)
+    for row in range(used):
+        for column in range(rows.shape[1]):
+            larger[row, column] = rows[row, column]
+    return larger
+
+
+@inner
 def settle(missing: Ints, live: Ints, num_live: int, contested: Ints, is_contested: Ints) -> int:
     """Drops the contested nodes for which all live slots agree, tells the other slots, and returns how many stay."""
     kept = 0
@@ -148,7 +164,7 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
         np.full(width, _NOTHING, np.int64),
     )  # fmt: skip
     missing = np.empty((n, width), np.int32)
-    cells = np.empty((width * n, 2), np.int32)  # node, next cell
+    cells: Ints = np.empty((2 * n, 2), np.int32)  # node, next cell
     num_cells = 0
     for i in range(n):
         for slot in range(width):
@@ -156,7 +172,7 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
         if offsets[i + 1] == offsets[i]:
             num_cells = add_ready(slots, 0, i, types[i], height, cells, num_cells)
     slots.bound[0] = bound_of(slots.top[0])
-    log = np.empty((1024, 3), np.int64)  # the launch before, type, first cell
+    log: Ints = np.empty((1024, 3), np.int32)  # the launch before, type, first cell
     num_log = 0
     contested, num_contested, limit = np.empty(n, np.int32), 0, width
     is_contested = np.zeros(n, np.int8)
@@ -165,8 +181,7 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
     while slots.waiting[live[0]]:
         num_live = best_moves(slots, live, num_live, moves, keys)
         spread(slots, moves, num_live, missing, contested[:num_contested])
-        if num_log + width > len(log):
-            log = np.concatenate((log, np.empty_like(log)))
+        log = grown(log, num_log, num_log + num_live)
         for rank in range(num_live):
             slot, t = moves[rank, 2], moves[rank, 3]
             live[rank] = slot
@@ -175,6 +190,7 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
             slots.last[slot] = num_log
             num_log += 1
             slots.bound[slot], slots.waiting[slot] = moves[rank, 0], moves[rank, 1]
+            cells = grown(cells, num_cells, num_cells + slots.waiting[slot])
             slots.done_key[slot] = keys[rank]
             slots.first[slot, t], slots.size[slot, t], slots.ready_key[slot, t] = _NOTHING, 0, 0
             for a in range(num_types):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
@@ -99,6 +100,30 @@ class Fsm:
     def with_types(self, types: Iterable[Hashable]) -> Fsm:
         """The same machine for more types; what it does where they are ready is left to the rule."""
         return replace(self, types=(*self.types, *(name for name in types if name not in self._id_of)))
+
+    def joined(self, other: Fsm) -> Fsm:
+        """This machine with the types and, if it has the same encoding, the states of another that it does not have."""
+        joined = self.with_types(other.types)
+        if other.encoding != self.encoding:
+            return joined
+        ids = np.array([joined._id_of[name] for name in other.types], np.int64)
+        known = {tuple(self.symbols[a:b]) for a, b in pairwise(self.starts)}
+        symbols, lengths, more = [self.symbols], [np.diff(self.starts)], []
+        for i, (a, b) in enumerate(pairwise(other.starts)):
+            translated = MARKS * ids[other.symbols[a:b] // MARKS] + other.symbols[a:b] % MARKS
+            if self.encoding != "sort":
+                translated.sort()  # by type id
+            if tuple(translated) not in known:
+                symbols.append(translated)
+                lengths.append(np.array([b - a]))
+                more.append(i)
+        return replace(
+            joined,
+            symbols=np.concatenate(symbols).astype(np.int32),
+            starts=np.concatenate(([0], np.cumsum(np.concatenate(lengths)))),
+            actions=np.concatenate((self.actions, ids[other.actions[more]])),
+            visits=np.concatenate((self.visits, other.visits[more])),
+        )
 
     def states(self) -> list[State]:
         """What the machine does, the most visited states first.

@@ -7,6 +7,7 @@ counter, and budgets are episodes, never seconds.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from hashlib import sha256
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,6 +49,8 @@ def learn_policy(
         raise PolicyError("there is nothing to learn from: give at least one graph that has nodes")
     if encoding not in ENCODINGS:
         raise PolicyError(f"no encoding is called {encoding!r}; choose one of {', '.join(ENCODINGS)}")
+    if not isinstance(seed, int):
+        raise PolicyError(f"a seed is an int, not {seed!r}")
     lesson = _Lesson(graphs, held_out, encoding, seed, settings)
     guided = settings.demonstrate and encoding == "signs"
     curve = [lesson.choose_rule()]
@@ -95,7 +98,7 @@ class _Lesson:
         self.held_out = [_with_ids(graph, id_of) for graph in held_out]
         self.lower_bound = sum(graph.lower_bound() for graph in graphs)
         self.encoding, self.settings = ENCODINGS.index(encoding), settings
-        self.random = np.array([seed], np.int64).view(np.uint64) << np.uint64(32)
+        self.random = np.frombuffer(sha256(str(seed).encode()).digest()[:8], np.uint64).copy()
         self.table: Table = machine.empty_table(len(self.types), settings.max_states)
         self.crowd = settings.crowds[0]
 

@@ -146,7 +146,7 @@ def rule_type(signs: Signs, crowd: float) -> int:
             score = lowers(signs.top, t) + signs.longest[t] / longest
             if crowd:
                 score += crowd * np.log(signs.way[t])
-            if score > best_score or (score == best_score and signs.size[t] > signs.size[best]):
+            if best == _NONE or score > best_score or (score == best_score and signs.size[t] > signs.size[best]):
                 best, best_score = t, score
     return best
 

@@ -166,7 +166,8 @@ class Learned:
     """Learn a machine from the first graph, again when types are new, and take its schedule or a shorter one.
 
     The other schedule is bound greedy's; it is made only where the machine needs more batches than the lower bound.
-    Learning follows a budget of nodes, so that it takes about as long for few large graphs as for small ones.
+    Learning has a budget of work, so that it takes about half a second at most; from a graph that is too large for the
+    budget nothing is learned, and the rule decides.
 
     >>> policy = Learned()
     >>> policy.run(Graph.from_lists("abab", [[], [], [1], [2]])).num_batches
@@ -177,32 +178,41 @@ class Learned:
 
     machine: Fsm | None = None
     seed: int = 0
-    lessons: list[Graph] = field(default_factory=list, repr=False)  # the graphs it learned from
+    lessons: tuple[Graph, ...] = field(default=(), repr=False)  # the graphs it learned from
 
     name: ClassVar[str] = "learned"
     max_lessons: ClassVar[int] = 4  # some models have new types in every mini-batch
-    max_nodes: ClassVar[int] = 5_000_000  # launched in all episodes of a lesson
+    max_work: ClassVar[int] = 5_000_000  # of a lesson: nodes launched; more with many types, whose steps cost more
 
     def run(self, graph: Graph) -> Schedule:
         if not graph.num_nodes:
             return BoundGreedy().run(graph)
-        if self.machine is None or self.machine.unknown_types(graph):
-            self.machine = self._learn(graph)
-        schedule, bound = self.machine.play(graph)
+        machine = self.machine
+        if machine is None or machine.unknown_types(graph):
+            if len(self.lessons) == self.max_lessons:
+                schedule = BoundGreedy().run(graph)
+                return replace(schedule, unseen_states=schedule.num_batches)
+            # Both are replaced when all is learned: an interrupt or another thread never sees one without the other.
+            lessons, machine = (*self.lessons, graph), self._learn(graph)
+            self.lessons, self.machine = lessons, machine
+        schedule, bound = machine.play(graph)
         if schedule.num_batches > bound:
             other = BoundGreedy().run(graph)
             if other.num_batches < schedule.num_batches:
-                return replace(other, unseen_states=schedule.unseen_states)
+                return other
         return schedule
 
     def _learn(self, graph: Graph) -> Fsm:
-        if self.machine is not None and len(self.lessons) >= self.max_lessons:
-            return self.machine.with_types(graph.type_names)
-        self.lessons.append(graph)
+        """A machine for all lessons and this graph, which also knows the states that the machine knew before."""
+        lessons = (*self.lessons, graph)
+        work = max(g.num_nodes * (1 + g.num_types**2 // 800) for g in lessons)
         settings = QLearning()
-        episodes = min(settings.episodes, self.max_nodes // max(g.num_nodes for g in self.lessons))
-        machine = learn_policy(self.lessons, seed=self.seed, settings=replace(settings, episodes=episodes))
-        return machine if self.machine is None else machine.with_types(self.machine.types)
+        if work * settings.evaluate_every > self.max_work:
+            settings = replace(settings, episodes=0, crowds=(0.0,), demonstrate=False)
+        else:
+            settings = replace(settings, episodes=min(settings.episodes, self.max_work // work))
+        machine = learn_policy(lessons, seed=self.seed, settings=settings)
+        return machine if self.machine is None else machine.joined(self.machine)
 
     def save(self, path: str | Path) -> None:
         """Write the machine as JSON, all of it or nothing; `edbatch.load_policy` reads it."""

@@ -6,7 +6,7 @@ In: an `Fsm`, or a path. Out: the file, or the `Fsm`. Whatever is wrong with a f
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -20,19 +20,20 @@ FORMAT = "edbatch policy"
 VERSION = 1
 
 TypeName = str | int
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 
 
 class StateRecord(msgspec.Struct, forbid_unknown_fields=True):
     state: list[tuple[TypeName, str]]  # ready types with their marks
     launch: TypeName
-    visits: int
+    visits: Count
 
 
 class FileRecord(msgspec.Struct, forbid_unknown_fields=True):
     format: str
     version: int
     encoding: str
-    crowd: float
+    crowd: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)]
     types: list[TypeName]
     states: list[StateRecord]
     training: Training
@@ -40,19 +41,24 @@ class FileRecord(msgspec.Struct, forbid_unknown_fields=True):
 
 class Header(msgspec.Struct):
     format: str
-    version: int
+    version: Annotated[int, msgspec.Meta(ge=1)]
 
 
 def save(policy: Fsm, path: Path) -> None:
     """Write all of the file or, if anything fails, nothing."""
-    odd = [name for name in policy.types if not isinstance(name, str | int)]
+    odd = [name for name in policy.types if type(name) not in (str, int)]
     if odd:
         raise PolicyError(
             f"a policy is saved with types that are strings or ints, and {odd[0]!r} is neither; rename it"
         )
-    records: list[Any] = [StateRecord(list(s.ready), s.launch, s.visits) for s in policy.states()]  # type: ignore[arg-type]
-    record = FileRecord(FORMAT, VERSION, policy.encoding, policy.crowd, list(policy.types), records, policy.training)  # type: ignore[arg-type]
-    write_atomically(path, _lines(msgspec.to_builtins(record)))
+    states: list[Any] = [StateRecord(list(s.ready), s.launch, s.visits) for s in policy.states()]  # type: ignore[arg-type]
+    types: list[Any] = list(policy.types)
+    record = FileRecord(FORMAT, VERSION, policy.encoding, policy.crowd, types, states, policy.training)
+    try:
+        content = _lines(msgspec.to_builtins(record))
+    except (UnicodeEncodeError, OverflowError) as error:
+        raise PolicyError(f"a type has a name that JSON does not know ({error}); rename it") from None
+    write_atomically(path, content)
 
 
 def load_policy(path: str | Path) -> Fsm:
@@ -99,8 +105,6 @@ def _machine(record: FileRecord) -> Fsm:
             symbols.append(MARKS * id_of[name] + marks.index(mark))
         if state.launch not in [name for name, _ in state.state]:
             raise PolicyError(f"state {number} launches {state.launch!r}, which is not ready in it")
-        if state.visits < 0:
-            raise PolicyError(f"state {number} was visited {state.visits} times")
         if tuple(symbols[starts[-1] :]) in seen:
             raise PolicyError(f"state {number} is there twice")
         seen.add(tuple(symbols[starts[-1] :]))

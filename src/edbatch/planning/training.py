@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -33,7 +34,7 @@ class QLearning:
         wrong += [name for name in shares if not 0 <= getattr(self, name) <= 1]
         if self.learning_rate == 0:
             wrong.append("learning_rate")
-        if not self.crowds or min(self.crowds) < 0:
+        if not self.crowds or not all(0 <= crowd < math.inf for crowd in self.crowds):
             wrong.append("crowds")
         if wrong:
             raise PolicyError(
