@@ -128,4 +128,8 @@ def batch(fn: Callable[..., Any], *, policy: str | Policy = "learned", stack: bo
         raise BatchError("this function is batched already")
     if not any(stack is s or (isinstance(stack, str) and stack == s) for s in STACKS):
         raise BatchError(f'stack={stack!r} is unknown; use True, "cat", "pad" or False')
-    return Batched(fn, policies.from_name(policy) if isinstance(policy, str) else policy, stack)
+    if isinstance(policy, str):
+        policy = policies.from_name(policy)
+    elif isinstance(policy, type) or not hasattr(policy, "run"):
+        raise BatchError(f"policy={policy!r} is no policy; give one like edbatch.policies.BoundGreedy(), or its name")
+    return Batched(fn, policy, stack)

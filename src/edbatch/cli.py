@@ -75,7 +75,7 @@ def edbatch(
 
     Examples:
 
-    * `edbatch demo` trains a TreeLSTM on small trees, in under a minute
+    * `edbatch demo` trains a TreeLSTM on small trees and compares policies
     * `edbatch learn lattice-lstm` learns a policy from word lattices, draws it and compares it with others
     * `edbatch bench tree-lstm --mode train` compares with plain and hand-batched PyTorch
     * `edbatch bench recording --json recording.json` writes what it measured

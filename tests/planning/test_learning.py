@@ -127,6 +127,8 @@ def test_nothing_to_learn_from() -> None:
         learn_policy([])
     with pytest.raises(PolicyError, match="nothing to learn from"):
         learn_policy([Graph.from_lists([], [])])
+    with pytest.raises(PolicyError, match=r"give \[graph\] instead of a graph"):
+        learn_policy(PROBLEM)  # type: ignore[arg-type]
     with pytest.raises(PolicyError, match="no encoding is called 'best'; choose one of base, max, sort, signs"):
         learn_policy([PROBLEM], encoding="best")
 

@@ -11,7 +11,7 @@ import torch
 
 import edbatch
 from edbatch.datasets import random_trees
-from edbatch.errors import PolicyError
+from edbatch.errors import BatchError, PolicyError
 from edbatch.models import TreeLSTM
 
 BANK = random_trees(8, seed=0, num_words=100)
@@ -87,3 +87,11 @@ def test_a_policy_of_another_process(tmp_path: Path) -> None:
         batched(BANK.trees)
     assert batched.stats.num_batches == batched.stats.graph.lower_bound()
     assert batched.stats.unseen_states == 0
+
+
+@pytest.mark.parametrize("wrong", [edbatch.policies.BoundGreedy, 3, None])
+def test_what_is_no_policy_is_refused_at_once(wrong: object) -> None:
+    with pytest.raises(BatchError, match=r"is no policy; give one like edbatch.policies.BoundGreedy\(\), or its name"):
+        edbatch.batch(torch.nn.Linear(2, 2), policy=wrong)  # type: ignore[arg-type]
+    with pytest.raises(PolicyError, match=r"no policy is called 'model.json'; .* by edbatch.load_policy\(path\)"):
+        edbatch.batch(torch.nn.Linear(2, 2), policy="model.json")

@@ -45,6 +45,8 @@ def learn_policy(
         PolicyError: there is nothing to learn from, or no such encoding.
     """
     settings = settings or QLearning()
+    if isinstance(graphs, Graph) or isinstance(held_out, Graph):
+        raise PolicyError("graphs are learned from in a list; give [graph] instead of a graph")
     if not any(graph.num_nodes for graph in graphs):
         raise PolicyError("there is nothing to learn from: give at least one graph that has nodes")
     if encoding not in ENCODINGS:

@@ -244,5 +244,8 @@ def from_name(name: str) -> Policy:
     """
     make = _POLICIES.get(name.replace("_", "-"))
     if make is None:
-        raise PolicyError(f"no policy is called {name!r}; choose one of {', '.join(_POLICIES)}")
+        raise PolicyError(
+            f"no policy is called {name!r}; choose one of {', '.join(_POLICIES)}, "
+            "or load one by edbatch.load_policy(path)"
+        )
     return make()

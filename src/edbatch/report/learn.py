@@ -20,6 +20,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
+from edbatch.datasets.files import data_folder
 from edbatch.datasets.graphs import mini_batch_graphs
 from edbatch.errors import EdbatchError, PolicyError
 from edbatch.planning.fsm import Fsm, State
@@ -76,8 +77,10 @@ def run(settings: Settings, console: Console | None = None) -> None:
         _write(settings.folder, policy, pictures)
     _say(console, f"Wrote {', '.join(FILES)} into {settings.folder}")
     path = settings.folder / "policy.json"
-    _say(console, f"Use it for graphs of these types ({_listed(policy.types)}):")
-    _say(console, f'  edbatch.batch(model, policy=edbatch.load_policy("{path.as_posix()}"))')
+    _say(console, f"Use it on graphs of these types ({_listed(policy.types)}):")
+    _say(console, f'  edbatch.schedule(graph, edbatch.load_policy("{path.as_posix()}"))')
+    _say(console, "A model of your own learns by itself, and saves what it learned:")
+    _say(console, '  batched = edbatch.batch(model); batched(examples); batched.policy.save("model.policy.json")')
     _say(console, f"Look at it:\n  edbatch policy show {shlex.quote(str(path))}")
 
 
@@ -217,7 +220,7 @@ def _new_types(policy: Fsm, groups: Groups) -> list[Hashable]:
 
 def _explanation(policy: Fsm, groups: Groups, settings: Settings) -> str:
     lines = [
-        f"In brackets how many mini-batches of {settings.batch_size} are summed.",
+        f"In brackets how many mini-batches of {settings.batch_size} are summed; examples: {_source(settings)}.",
         "fsm: the machine alone. learned: the shorter of its schedule and bound greedy's.",
         "rule alone: what fsm does without its table. unseen states: launches of fsm that the rule decided.",
     ]
@@ -227,6 +230,11 @@ def _explanation(policy: Fsm, groups: Groups, settings: Settings) -> str:
     if new:
         lines.append(f"New to fsm in the unseen mini-batches: {counted(len(new), 'type')} ({_listed(new)}).")
     return "\n".join(lines)
+
+
+def _source(settings: Settings) -> str:
+    folder = data_folder(settings.data)
+    return "generated" if folder is None or settings.workload == "module-net" else f"from {folder}"
 
 
 def _bound(graphs: list[Graph]) -> int:
