@@ -15,6 +15,7 @@ X = torch.randn(4, 6, dtype=torch.float64)
 Y = torch.rand(4, 6, dtype=torch.float64) + 0.5
 W = nn.Parameter(torch.randn(6, 6, dtype=torch.float64))
 TABLE = torch.randn(9, 6, dtype=torch.float64)
+LINEAR, SCALE = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
 
 FUNCTIONS = {
     "operators": lambda x, y: (x + y - 1) * 2 / y**2 + (-x).abs() + x % 3,
@@ -367,3 +368,84 @@ def test_check_compares_gradients_of_what_a_function_closes_over():
 
     with pytest.raises(edbatch.EdbatchError, match="gradient"):
         edbatch.check(drifting, X)
+
+
+def draws(x):
+    return LINEAR(x) * torch.bernoulli(torch.full_like(SCALE, 0.5))
+
+
+def draws_from_a_parameter(x):
+    return LINEAR(x) * torch.rand_like(SCALE)
+
+
+def drops_of_a_parameter(x):
+    return LINEAR(x) * F.dropout(SCALE)
+
+
+@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("function", [draws, draws_from_a_parameter, drops_of_a_parameter])
+def test_every_example_draws_its_own_noise(function, mode):
+    with mode():
+        result = edbatch.batch(function)(torch.ones(64, 8))
+    assert len(torch.unique(result, dim=0)) > 30
+
+
+def test_gradient_of_a_dropped_parameter():
+    x = torch.ones(3, 8)
+
+    def gradient(run):
+        torch.manual_seed(0)
+        return torch.autograd.grad(run(x).sum(), SCALE)[0]
+
+    batched = edbatch.batch(drops_of_a_parameter)
+    torch.testing.assert_close(gradient(batched), gradient(batched.one_by_one))
+
+
+def in_no_grad():
+    with torch.no_grad():
+        return (SCALE * 2).exp()
+
+
+def in_disabled_grad():
+    with torch.set_grad_enabled(False):
+        return (SCALE * 2).exp()
+
+
+def in_inference_mode():
+    with torch.inference_mode():
+        return (SCALE * 2).exp()
+
+
+def after_no_grad():
+    in_no_grad()
+    in_disabled_grad()
+    return (SCALE * 2).exp()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize(
+    ("of_parameters", "is_shared"),
+    [
+        (lambda: (SCALE * 2).exp(), True),
+        (lambda: torch.stack(SCALE.chunk(2)).flatten().exp(), True),
+        (lambda: SCALE.sort(descending=True).values.exp(), True),
+        (lambda: torch.zeros_like(SCALE) * 2, False),
+        (lambda: SCALE.data * 3, False),
+        (lambda: SCALE.detach() * 3, False),
+        (lambda: (SCALE > 0) * 3.0, False),
+        (in_no_grad, False),
+        (in_disabled_grad, False),
+        (in_inference_mode, False),
+        (torch.no_grad()(lambda: (SCALE * 2).exp()), False),
+        (after_no_grad, True),
+    ],
+)
+def test_the_same_ops_run_once_in_training_and_without_grad(of_parameters, is_shared, mode):
+    def function(x):
+        return torch.mul(LINEAR(x), of_parameters())
+
+    training = edbatch.record(function, torch.ones(2, 8)).type_names
+    with mode():
+        assert edbatch.record(function, torch.ones(2, 8)).type_names == training
+        edbatch.check(function, torch.ones(2, 8))
+    assert ("torch.mul(f32[8], f32[8])" not in training) == is_shared

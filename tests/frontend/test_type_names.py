@@ -2,11 +2,13 @@
 
 import enum
 import functools
+import gc
 import os
 import subprocess
 import sys
+import weakref
 from collections import namedtuple
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -15,6 +17,8 @@ from torch.nn import functional as F
 
 import edbatch
 import zoo
+from edbatch.frontend import paths
+from edbatch.frontend.paths import find_paths
 
 X = torch.ones(4)
 FIRST, SECOND = nn.Linear(4, 4), nn.Linear(4, 4)
@@ -225,6 +229,89 @@ def test_many_entries():
     assert names(lambda i: cells[i](X) * data[3], ["r140"]) == {"cells.r140(f32[4])", "operator.mul(f32[4], int)"}
 
 
+CALLED = []
+
+
+def own_code(*args):
+    CALLED.append(args[1:])
+    raise ValueError("the user's code")
+
+
+class Slotted:
+    __slots__ = ()
+    __getattr__ = own_code
+
+
+class OwnDict(dict):
+    __iter__ = __len__ = items = values = own_code
+
+
+class OwnList(list):
+    __iter__ = __len__ = own_code
+
+
+class OwnKey:
+    name = property(own_code)
+
+
+class Proxy:
+    __class__ = property(own_code)
+
+
+def test_no_code_of_the_user_runs_while_paths_are_looked_for():
+    things = [Slotted(), Proxy(), OwnList([Slotted()]), {OwnKey(): X}]
+    cells = OwnDict(one=FIRST)
+    CALLED.clear()
+    assert names(lambda i: cells["one"](X) if things else None, [0]) == {"cells.one(f32[4])"}
+    assert CALLED == []
+
+
+def test_an_object_that_cannot_be_read_leads_nowhere():
+    class Unreadable:
+        def __getattribute__(self, name):
+            raise ValueError("not for you")
+
+    class Meta(type):
+        @property
+        def __module__(cls):
+            raise ValueError("not for you")
+
+    things = [Unreadable(), Meta("Strange", (), {}), Meta("Strange", (), {})(), FIRST]
+    assert names(lambda i: things[3](X), [0]) == {"things.3(f32[4])"}
+
+
+def test_paths_of_the_model_come_before_those_of_keywords():
+    class Helper:
+        pass
+
+    model, helper = Ops(), Helper()
+    model.lin, helper.model = nn.Linear(4, 4), model
+    model.forward = lambda i, *, helper: torch.add(helper.model.lin(X), helper.model.bias)
+    assert names(model, [0], helper=helper) == {"lin(f32[4])", "torch.add(f32[4], bias)"}
+
+
+def test_names_do_not_keep_models_alive():
+    def use():
+        model = Model(nn.ModuleList(pair()))
+        names(lambda i: step(FIRST(X), model.forward), [0])
+        names(lambda i: step(FIRST(X), model.zero_grad), [0])
+        names(lambda i: step(FIRST(X), how=lambda: model), [0])
+        return weakref.ref(model)
+
+    model = use()
+    gc.collect()
+    assert model() is None
+
+
+def test_one_recording_looks_for_paths_once(monkeypatch):
+    walks = []
+    monkeypatch.setattr(paths, "find_paths", lambda root: walks.append(root) or find_paths(root))
+    batched = edbatch.batch(lambda i: step(FIRST(X), lambda: i))
+    for number in (1, 2):
+        names(batched, range(8))
+        assert len(walks) == number
+
+
 def test_modules_and_tensors_given_by_keyword():
     def function(i, *, cells, scale):
         return cells[i](X) * scale["by"]
@@ -373,6 +460,65 @@ def test_long_static_arguments_are_cut():
     assert max(map(len, found)) < 90
 
 
+@dataclass(eq=False)
+class Cyclic:
+    left: object = None
+    right: object = None
+    unset: int = field(init=False)
+
+    def __post_init__(self):
+        self.left = self.right = self
+
+
+@dataclass(eq=False)
+class Failing:
+    words: object = None
+
+    def __getattribute__(self, name):
+        if name == "words":
+            raise ValueError("not for you")
+        return super().__getattribute__(name)
+
+
+class Silent:
+    def __repr__(self):
+        raise ValueError("no words")
+
+
+@pytest.mark.parametrize("kind", [Cyclic, Failing, Silent])
+def test_no_static_argument_makes_naming_fail(kind):
+    value = kind()
+    (found,) = names(lambda i: step(FIRST(X), value), [0]) - {"FIRST(f32[4])"}
+    assert found.startswith(f"step(f32[4], {kind.__name__}")
+    assert len(found) < 90
+
+
+def test_fields_that_were_never_set_are_left_out():
+    value = Cyclic()
+    value.left, value.right = 1, None
+    assert "step(f32[4], Cyclic(left=1, right=None))" in names(lambda i: step(FIRST(X), value), [0])
+
+
+@pytest.mark.parametrize("kind", [tuple, frozenset])
+def test_only_the_beginning_of_large_static_arguments_is_read(kind):
+    read = []
+
+    class Word:
+        def __repr__(self):
+            read.append(self)
+            return "word"
+
+    value = Options(Color.RED, kind(Word() for _ in range(300_000)))
+    (found,) = names(lambda i: step(FIRST(X), value), [0]) - {"FIRST(f32[4])"}
+    assert len(read) <= 1000
+    assert found.startswith("step(f32[4], Options(color=Color.RED, function=")
+
+
+def test_many_operands_are_all_counted():
+    cell = edbatch.cell(lambda x: X + 0)
+    assert names(lambda n: cell([X] * n), [2000, 3000]) == {"cell([2000 x f32[4]])", "cell([3000 x f32[4]])"}
+
+
 def test_structure_of_arguments_and_numbers():
     calls = [(X, 1), [X, 1], {"a": X, "b": 1}, {"b": 1, "a": X}, X, 1, 1.0, torch.tensor(1), Point(X, X), [X] * 7]
     cell = edbatch.cell(lambda x: X + 0)
@@ -451,6 +597,17 @@ def test_a_module_in_another_mode_than_the_model_has_the_same_name():
     found = names(model, [0, 1])
     model.cells[0].eval()
     assert names(model, [0, 1]) == found
+
+
+def test_the_mode_of_a_function_of_torch_is_not_named():
+    def function(i, *, training):
+        return F.dropout(FIRST(X), 0.25, training)
+
+    found = names(function, [0], training=True)
+    assert found == {"FIRST(f32[4])", "functional.dropout(f32[4], p=0.25)"}
+    assert names(function, [0], training=False) == found
+    batched = edbatch.batch(lambda x, on: F.dropout(x, 1.0, on))
+    assert batched(torch.ones(2, 4), [True, False]).tolist() == [[0] * 4, [1] * 4]
 
 
 def test_the_device_of_the_model_is_not_named():

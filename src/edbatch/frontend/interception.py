@@ -1,7 +1,7 @@
 """While a thread records, calls of modules and torch functions reach its recorder.
 
 All hooks are taken away when the last recording ends: `nn.Module.__call__` (module calls), `autograd.Function.apply`, a
-TorchFunctionMode (torch functions), and the entry and exit of autocast and inference_mode, which change what calls
+TorchFunctionMode (torch functions), and the entry and exit of autocast and of grad modes, which change what calls
 compute. Child modules also stand in their parent's `__dict__` meanwhile: `self.child` then costs 0.03 µs, not 1 µs.
 """
 
@@ -135,6 +135,36 @@ def _refreshing(original: Any) -> Any:
     return method
 
 
+def _entering(original: Any) -> Any:
+    """The entry of a grad mode: under a `no_grad` around the whole call torch's own state does not tell of it."""
+
+    def method(self: Any, *args: Any) -> Any:
+        recorder = active.get()
+        if recorder is None:
+            return original(self, *args)
+        before = recorder.grad_in_training
+        result = original(self, *args)  # of no_grad: makes a set_grad_enabled, which comes here too
+        vars(self).setdefault("_edbatch_before", before)  # a set_grad_enabled is entered twice: made, and entered
+        recorder.grad_in_training = _GRAD_MODES[type(self)](self)
+        recorder.refresh_context()
+        return result
+
+    return method
+
+
+def _leaving(original: Any) -> Any:
+    def method(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        recorder = active.get()
+        before = vars(self).pop("_edbatch_before", None)
+        if recorder is not None:
+            recorder.grad_in_training = recorder.grad_in_training if before is None else before
+            recorder.refresh_context()
+        return result
+
+    return method
+
+
 def _recording_apply(original: Any) -> Any:
     """`autograd.Function.apply` does not ask for torch functions: on lazy values the call is recorded here."""
 
@@ -176,12 +206,20 @@ class _Patches:
                     setattr(cls, name, original)
 
 
-_CONTEXTS = [(cls, name) for cls in (torch.autocast, torch.inference_mode) for name in ("__enter__", "__exit__")]
+_GRAD_MODES: dict[type, Callable[[Any], bool]] = {
+    torch.no_grad: lambda mode: False,
+    torch.enable_grad: lambda mode: True,
+    torch.set_grad_enabled: lambda mode: mode.mode,
+    torch.inference_mode: lambda mode: not mode.mode,
+}
 _RECORDING = _Patches(
     [
         (nn.Module, "__call__", lambda original: call_module),
         (torch.autograd.Function, "apply", _recording_apply),
-        *[(cls, name, _refreshing) for cls, name in _CONTEXTS],
+        *[(torch.autocast, name, _refreshing) for name in ("__enter__", "__exit__")],
+        *[(cls, "__enter__", _entering) for cls in _GRAD_MODES],
+        *[(cls, "__exit__", _leaving) for cls in _GRAD_MODES],
+        (torch.set_grad_enabled, "__init__", _entering),
     ]
 )
 

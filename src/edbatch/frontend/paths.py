@@ -2,11 +2,13 @@
 
 A registered module or tensor has its path in `state_dict`. What is not registered is called by the variables that
 lead to it: a closure's or global's name, an attribute, a key or position in a container. So a name is the same in
-every process that runs the same program, in whatever order things are used.
+every process that runs the same program, in whatever order things are used; except for what is made while a function
+is being recorded, which may be found only by the next recording.
 """
 
 from __future__ import annotations
 
+import enum
 import functools
 import sys
 from collections import deque
@@ -40,16 +42,31 @@ class Paths:
         self._root = root
         self._path_of: MutableMapping[Any, str] = WeakIdKeyDictionary()
         self._out_of_reach: MutableMapping[Any, bool] = WeakIdKeyDictionary()
+        self._may_look = True
+
+    def start(self) -> None:
+        """A recording begins: it looks once for what is new, which may have been made since the last one."""
+        self._may_look = True
+
+    def known(self, value: Any) -> str | None:
+        """The path of a value that was found before."""
+        if not self._path_of and self._may_look:
+            self._look()
+        return self._path_of.get(value) or None
 
     def of(self, value: Any) -> str | None:
         """The path of a module, tensor, function or generator; None when no variable leads to it."""
         found = self._path_of.get(value)
-        if found is None and value not in self._out_of_reach:
-            self._path_of = find_paths(self._root)  # again for whatever is new: it may have been made meanwhile
+        if found is None and self._may_look and value not in self._out_of_reach:
+            self._look()
             found = self._path_of.get(value)
             if found is None:
                 self._out_of_reach[value] = True
         return found or None
+
+    def _look(self) -> None:
+        self._path_of = find_paths(self._root)
+        self._may_look = False
 
     def name_of(self, value: Any) -> str:
         """A module's or generator's path or class, a tensor's path or spec, a function's path or own name."""
@@ -73,7 +90,6 @@ class Paths:
         return name.replace("<locals>.", "").replace("<lambda>", "lambda")
 
 
-@functools.lru_cache(maxsize=2000)
 def _library_name(function: Any) -> str | None:
     """The name of a function of a library, above all of torch."""
     name: str | None = resolve_name(function)
@@ -94,23 +110,39 @@ def find_paths(root: Any) -> MutableMapping[Any, str]:
     queue = deque([("", root, "", 0)])
     while queue:
         path, value, parent, steps = queue.popleft()
-        if id(value) in seen or not _is_of_interest(value):
+        if id(value) in seen:
             continue
-        while path in taken and path not in ("", parent):  # what stands for its parent has the same path
-            path += "'"
-        taken.add(path)
-        seen[id(value)] = value, path
-        if steps < MAX_STEPS and len(seen) < MAX_OBJECTS:
-            queue.extend((name, child, path, steps + 1) for name, child in _children(path, value))
-        if isinstance(value, nn.Module):
-            registered = (value._parameters, value._buffers, value._modules)
-            named = [(_join(path, name), child, path, steps) for table in registered for name, child in table.items()]
-            queue.extendleft(reversed(named))
+        with suppress(Exception):  # an object that cannot be read leads nowhere
+            if not _is_of_interest(value):
+                continue
+            while path in taken and path not in ("", parent):  # what stands for its parent has the same path
+                path += "'"
+            taken.add(path)
+            seen[id(value)] = value, path
+            if steps < MAX_STEPS and len(seen) < MAX_OBJECTS:
+                queue.extend((name, child, path, steps + 1) for name, child in _children(path, value))
+            if _is(value, nn.Module):
+                tables = [dict.items(_dict_of(value)[t]) for t in ("_parameters", "_buffers", "_modules")]
+                named = [(_join(path, name), child, path, steps) for table in tables for name, child in table]
+                queue.extendleft(reversed(named))
     paths: MutableMapping[Any, str] = WeakIdKeyDictionary()
     for value, path in seen.values():
-        if isinstance(value, nn.Module | torch.Tensor | torch.Generator | FUNCTIONS):
+        if _is(value, nn.Module | torch.Tensor | torch.Generator | FUNCTIONS):
             paths[value] = path
     return paths
+
+
+def _is(value: Any, kind: Any) -> bool:
+    """`isinstance`, but a proxy, which has the `__class__` of another object, is not asked for it."""
+    return issubclass(type(value), kind)
+
+
+def _dict_of(value: Any) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return {}
+    return found
 
 
 def _join(path: str, name: Any) -> str:
@@ -118,9 +150,13 @@ def _join(path: str, name: Any) -> str:
 
 
 def _key(key: Any) -> str:
-    if isinstance(key, tuple):
-        return ",".join(map(_key, key))
-    return str(key if isinstance(key, str | int) else getattr(key, "name", None) or type(key).__name__)
+    if _is(key, enum.Enum):
+        return str(key._name_)
+    if _is(key, tuple):
+        return ",".join(map(_key, tuple.__iter__(key)))
+    if _is(key, str):
+        return str.__str__(key)
+    return str(key) if type(key) in (int, bool) else type(key).__name__
 
 
 def _is_library(module: str | None) -> bool:
@@ -129,50 +165,53 @@ def _is_library(module: str | None) -> bool:
 
 def _is_of_interest(value: Any) -> bool:
     """Whether a value has a path, or leads to what has one."""
-    if isinstance(value, CONTAINERS):
-        first = next(iter(value.values() if isinstance(value, dict) else value), None)
-        return len(value) <= MAX_ENTRIES or isinstance(first, nn.Module | nn.Parameter)
-    if isinstance(value, nn.Module | torch.Tensor | torch.Generator | MethodType | functools.partial | CellFunction):
+    for kind in CONTAINERS:  # their own methods, which those of a subclass may replace
+        if _is(value, kind):
+            first = next(iter(dict.values(value) if kind is dict else kind.__iter__(value)), None)
+            return bool(kind.__len__(value) <= MAX_ENTRIES) or _is(first, nn.Module | nn.Parameter)
+    if _is(value, nn.Module | torch.Tensor | torch.Generator | MethodType | functools.partial | CellFunction):
         return True
-    if isinstance(value, FunctionType | type):
+    if _is(value, FunctionType | type):
         return not _is_library(value.__module__)
     return not _is_library(type(value).__module__)
 
 
 def _children(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """What a value leads to, except what is registered in a module; each with its path."""
-    if isinstance(value, dict):
-        yield from ((_join(path, _key(key)), child) for key, child in list(value.items()))
-    elif isinstance(value, list | tuple):
-        yield from ((_join(path, i), child) for i, child in enumerate(value))
-    elif isinstance(value, FunctionType):
+    if _is(value, dict):
+        yield from ((_join(path, _key(key)), child) for key, child in list(dict.items(value)))
+    elif _is(value, list | tuple):
+        entries = list.__iter__(value) if _is(value, list) else tuple.__iter__(value)
+        yield from ((_join(path, i), child) for i, child in enumerate(entries))
+    elif _is(value, FunctionType):
         yield from _variables(path, value)
-    elif isinstance(value, MethodType):
+    elif _is(value, MethodType):
         yield from ((path, value.__self__), (path, value.__func__))
-    elif isinstance(value, functools.partial):
+    elif _is(value, functools.partial):
         yield from ((path, value.func), (path, value.args), (path, value.keywords))
-    elif isinstance(value, CellFunction):
+    elif _is(value, CellFunction):
         yield path, value.function
-    elif isinstance(value, type):
+    elif _is(value, type):
         yield from _class_variables(path, value)
-    elif not isinstance(value, torch.Tensor):
+    elif not _is(value, torch.Tensor):
         yield from _attributes(path, value)
 
 
 def _attributes(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The attributes of an object; of a library's object only those the user may have put in: modules, functions."""
     is_library = _is_library(type(value).__module__)
-    for name, child in list(getattr(value, "__dict__", {}).items()):
-        if name not in OWN and (not is_library or isinstance(child, nn.Module | FUNCTIONS)):
+    for name, child in list(_dict_of(value).items()):
+        if name not in OWN and (not is_library or _is(child, nn.Module | FUNCTIONS)):
             yield _join(path, name), child
     yield "", type(value)  # its methods name globals
 
 
 def _class_variables(path: str, cls: type) -> Iterator[tuple[str, Any]]:
     for name, child in list(vars(cls).items()):
-        function = getattr(child, "fget", child) if isinstance(child, property) else child
-        function = function.function if isinstance(function, CellFunction) else getattr(function, "__func__", function)
-        if isinstance(function, FunctionType):  # a method: called by its own name, not by a path
+        function = child.fget if _is(child, property) else child
+        function = function.__func__ if _is(function, staticmethod | classmethod) else function
+        function = function.function if _is(function, CellFunction) else function
+        if _is(function, FunctionType):  # a method: called by its own name, not by a path
             yield from _variables(path, function)
         elif not name.startswith("__"):
             yield _join(path, name), child
@@ -192,7 +231,7 @@ def _variables(path: str, function: FunctionType) -> Iterator[tuple[str, Any]]:
     names = list(_names(function.__code__))
     for name in names:
         value = function.__globals__.get(name)
-        if isinstance(value, ModuleType):
+        if _is(value, ModuleType):
             yield from ((f"{name}.{n}", vars(value)[n]) for n in names if n in vars(value))
         else:
             yield name, value

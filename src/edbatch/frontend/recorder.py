@@ -87,6 +87,7 @@ class Recorder:
         self.shared = SharedTensors(self, shared)
         self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
+        self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
         self.outer = self.context
 

@@ -1,16 +1,19 @@
 """Tensors that all examples share: parameters, buffers, keywords, and what is computed from these alone.
 
 Such a computation is no node: it runs at once, once per call of the batched function, and every example reads its
-result.
+result. Which ones do is the same in training and under `no_grad`. What is drawn at random is drawn for every example.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from edbatch.frontend.signature import Parts
 
@@ -37,30 +40,56 @@ class SharedTensors:
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The result of an op on shared tensors alone."""
         recorder, parts = self._recorder, Parts(self._recorder)
-        parts.key += (func, recorder.context)
+        parts.key += (func, recorder.context, recorder.grad_in_training)
         parts.take(args)
         parts.take(kwargs)
         key = tuple(parts.key)
         known = self._results.get(key)
         if known is not None and known[1] == _version(known[0]):
             return known[0]
-        result = func(*args, **kwargs)
+        with _Draws() as draws:
+            result = func(*args, **kwargs)
+        if draws.seen:
+            return result
         self._results[key] = result, _version(result), parts.shared  # kept, since the key holds only their ids
         made = [t for t in flatten((result,), {}) if isinstance(t, torch.Tensor) and t not in self]
         if made:
             self._tensors.update((id(t), t) for t in made)
             recorder.names.derive(made, func, args, kwargs)
-        if (
-            not recorder.outer.grad
-            and func is not torch.Tensor.detach
-            and any(map(self.is_differentiable, parts.shared))
-        ):
-            self._would_require_grad.update(id(t) for t in made if t.is_floating_point())
+            if recorder.grad_in_training and not recorder.context.grad:
+                self._mark(result, func, args, kwargs)
         return result
+
+    def _mark(self, result: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Find out which results would require a gradient in training: by the same call on tensors without memory."""
+
+        def stand_in(t: torch.Tensor) -> torch.Tensor:
+            grad = self.is_differentiable(t)
+            return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta", requires_grad=grad)
+
+        with suppress(Exception), torch.inference_mode(False), torch.enable_grad():  # some need memory: not marked
+            args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+            trial = flatten((func(*args, **kwargs),), {})
+            pairs = zip(flatten((result,), {}), trial, strict=True)
+            self._would_require_grad.update(
+                id(t) for t, like in pairs if isinstance(like, torch.Tensor) and like.requires_grad
+            )
 
     def forget_results(self) -> None:
         """One of the tensors is about to be written: what was computed is computed again when it is needed."""
         self._results.clear()
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices whether anything is drawn at random."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
 
 
 def flatten(args: Any, kwargs: Any) -> list[Any]:
