@@ -23,8 +23,8 @@ from edbatch.planning.training import Training
 if TYPE_CHECKING:
     from edbatch.planning.machine import Table
 
-ENCODINGS = ("base", "max", "sort", "signs")  # in the order of their numbers in `machine`
-MARKS = 4  # a symbol is MARKS * type + mark, as in `machine`
+ENCODINGS = ("base", "max", "sort", "signs")
+MARKS = 4  # a symbol is MARKS * type + mark
 MARK_NAMES = {
     "base": ("",),
     "max": ("", "most"),

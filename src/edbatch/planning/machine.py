@@ -38,10 +38,10 @@ from edbatch.planning.frontier import (
     open_frontier,
     unblock,
 )  # fmt: skip
+from edbatch.planning.fsm import ENCODINGS, MARKS
 from edbatch.planning.graph import Floats, Ints
 
-BASE, MAX, SORT, SIGNS = range(4)
-MARKS = 4  # a symbol is MARKS * type + mark
+BASE, MAX, SORT, SIGNS = range(len(ENCODINGS))
 LOWERS, LONGEST = 1, 2  # marks of signs; they add up
 MOST = 1  # mark of max
 _NONE = -1
