@@ -166,8 +166,8 @@ class Learned:
     """Learn a machine from the first graph, again when types are new, and take its schedule or a shorter one.
 
     The other schedule is bound greedy's; it is made only where the machine needs more batches than the lower bound.
-    Learning has a budget of work, so that it takes about half a second at most; from a graph that is too large for the
-    budget nothing is learned, and the rule decides.
+    Learning has a budget of work, so that it takes some half a second for graphs of any size; from a graph that is too
+    large for the budget nothing is learned, and the rule decides.
 
     >>> policy = Learned()
     >>> policy.run(Graph.from_lists("abab", [[], [], [1], [2]])).num_batches
@@ -193,7 +193,8 @@ class Learned:
                 schedule = BoundGreedy().run(graph)
                 return replace(schedule, unseen_states=schedule.num_batches)
             # Both are replaced when all is learned: an interrupt or another thread never sees one without the other.
-            lessons, machine = (*self.lessons, graph), self._learn(graph)
+            lessons = (*self.lessons, graph)
+            machine = self._learn(lessons)
             self.lessons, self.machine = lessons, machine
         schedule, bound = machine.play(graph)
         if schedule.num_batches > bound:
@@ -202,9 +203,8 @@ class Learned:
                 return other
         return schedule
 
-    def _learn(self, graph: Graph) -> Fsm:
-        """A machine for all lessons and this graph, which also knows the states that the machine knew before."""
-        lessons = (*self.lessons, graph)
+    def _learn(self, lessons: tuple[Graph, ...]) -> Fsm:
+        """A machine for these graphs, which also knows the states that the machine knew before."""
         work = max(g.num_nodes * (1 + g.num_types**2 // 800) for g in lessons)
         settings = QLearning()
         if work * settings.evaluate_every > self.max_work:
