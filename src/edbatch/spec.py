@@ -5,6 +5,7 @@ Everything downstream of recording is keyed by it.
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 
 import torch
@@ -43,3 +44,8 @@ class Spec:
         name = _SHORT.get(self.dtype, str(self.dtype).removeprefix("torch."))
         where = "" if self.device.type == "cpu" else f"@{self.device}"
         return f"{name}[{','.join(map(str, self.shape))}]{where}"
+
+
+def float_bits(value: float) -> int:
+    """A float64 as the int64 of the same bits, so that numbers of both kinds share one array."""
+    return int(struct.unpack("<q", struct.pack("<d", value))[0])

@@ -449,3 +449,24 @@ def test_the_same_ops_run_once_in_training_and_without_grad(of_parameters, is_sh
         assert edbatch.record(function, torch.ones(2, 8)).type_names == training
         edbatch.check(function, torch.ones(2, 8))
     assert ("torch.mul(f32[8], f32[8])" not in training) == is_shared
+
+
+def test_pending_sums_and_plain_tensors_as_operands_of_a_known_cell():
+    """The short cut for signatures that were seen before takes the same operands as the long way."""
+    cell = nn.LSTMCell(3, 3).double()
+    start = nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+    def function(x, n):
+        h, c = cell(x, (start, start))
+        for i in range(n):
+            total = h + c + x
+            h, c = cell(total, (start if i % 2 else h, c + x))
+            h = h + total  # a sum that was an operand is still a value
+        return h
+
+    xs = torch.randn(4, 3, dtype=torch.float64)
+    batched = edbatch.batch(function)
+    edbatch.check(batched, xs, [0, 1, 2, 5])
+    (ours,) = torch.autograd.grad(batched(xs, [0, 1, 2, 5]).sum(), start)
+    (theirs,) = torch.autograd.grad(batched.one_by_one(xs, [0, 1, 2, 5]).sum(), start)
+    torch.testing.assert_close(ours, theirs)

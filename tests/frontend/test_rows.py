@@ -27,6 +27,24 @@ def test_sums_are_n_ary():
     assert torch.equal(empty(X), X)
 
 
+def test_a_mean_is_one_node():
+    def function(x, n):
+        values = [x * i for i in range(1, n + 1)]
+        rows = torch.stack(values)
+        return rows.mean(0), (rows * 2).mean(0)
+
+    batched = edbatch.batch(function)
+    x = X.clone().requires_grad_()
+    first, second = batched(x, [1, 2, 3, 4])
+    torch.testing.assert_close(first, x * torch.tensor([[1.0], [1.5], [2.0], [2.5]]))
+    torch.testing.assert_close(second, 2 * first)
+    (gradient,) = torch.autograd.grad((first + second).sum(), x)
+    torch.testing.assert_close(gradient, torch.tensor([[3.0], [4.5], [6.0], [7.5]]).expand(4, 6).double())
+    means = [t for t in batched.stats.types if t.name.startswith("mean of")]
+    assert [(t.num_nodes, t.num_batches) for t in means] == [(4, 1), (4, 1)]
+    assert batched.stats.num_nodes == 10 + 8 + 2 * 4  # products; copies and doubles of the rows; means
+
+
 def test_a_sum_used_twice_is_not_expanded_twice():
     def fibonacci(x):
         a, b = x, x * 2

@@ -23,28 +23,19 @@ class RowTraining:
 
     run: Callable[[Any, Any], None]
     gradient: Callable[[Any, Any, Any], Any]
-    num_slots: int
-    num_outputs: int
-    reads_rows: bool
+    backward_rows: Mask
+    backward_outs: Mask
 
     saved: tuple[Spec, ...] = ()
     deferred: tuple[Spec, ...] = ()
 
     @property
-    def backward_rows(self) -> Mask:
-        return (self.reads_rows,) * self.num_slots
-
-    @property
-    def backward_outs(self) -> Mask:
-        return (self.reads_rows,) * self.num_outputs
-
-    @property
     def finish_rows(self) -> Mask:
-        return (False,) * self.num_slots
+        return (False,) * len(self.backward_rows)
 
     @property
     def finish_outs(self) -> Mask:
-        return (False,) * self.num_outputs
+        return (False,) * len(self.backward_outs)
 
     def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None:
         self.run(rows, outs)
@@ -52,7 +43,7 @@ class RowTraining:
     def backward(
         self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
     ) -> Any:
-        return (self.gradient(rows, outs, out_grads), *[None] * (self.num_slots - 1))
+        return (self.gradient(rows, outs, out_grads), *[None] * (len(self.backward_rows) - 1))
 
     def finish(self, *_: Any) -> tuple[()]:
         return ()
@@ -66,8 +57,8 @@ class SegmentKernel:
     outputs: tuple[Spec, ...]
     run: Callable[[Any, Any], None]
     gradient: Callable[[Any, Any, Any], Any]
-    num_slots: int = 2
-    reads_rows: bool = True  # whether the gradient reads operands and outputs again
+    reads: Mask = (True, True)  # which operands the gradient reads again
+    reads_outs: bool = True  # and whether outputs
     grad: bool = True
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
@@ -86,7 +77,7 @@ class SegmentKernel:
 
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> RowTraining:
         gradient = self.gradient if self.grad else lambda *_: None
-        return RowTraining(self.run, gradient, self.num_slots, len(self.outputs), self.reads_rows)
+        return RowTraining(self.run, gradient, self.reads, (self.reads_outs,) * len(self.outputs))
 
 
 def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
@@ -96,8 +87,20 @@ def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
         outs[0].copy_(rows[0])
 
     return SegmentKernel(
-        "copy", (spec,), run, lambda rows, outs, grads: grads[0], num_slots=1, reads_rows=False, grad=grad
+        "copy", (spec,), run, lambda rows, outs, grads: grads[0], reads=(False,), reads_outs=False, grad=grad
     )
+
+
+def mean_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
+    """Divides its first operand, the sum that reading it has formed, by its second, the number of terms."""
+
+    def run(rows: Any, outs: Any) -> None:
+        torch.div(rows[0], _like(rows[1], rows[0]), out=outs[0])
+
+    def gradient(rows: Any, outs: Any, grads: Any) -> Any:
+        return grads[0] / _like(rows[1], grads[0])
+
+    return SegmentKernel("mean", (spec,), run, gradient, reads=(False, True), reads_outs=False, grad=grad)
 
 
 def segment_kernel(name: str, spec: Spec, *, grad: bool) -> SegmentKernel:

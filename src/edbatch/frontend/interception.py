@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from edbatch.frontend.lazy import Lazy
+from edbatch.frontend.lazy import Lazy, PendingSum
 from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.frontend.recorder import Recorder, module_call
 from edbatch.planning.layout import REF
@@ -68,10 +68,12 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(a) is Lazy and type(b) is Lazy and type(c) is Lazy and type(d) is Lazy:
             key, flat = (module, a.kind, b.kind, c.kind, d.kind), (a.ref, b.ref, c.ref, d.ref)
     if key is None:
-        key, flat = _signature(module, args)
+        if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
+            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        key, flat = _signature(recorder, module, args)
     entry = recorder.entries.get(key)
     if entry is None:
-        if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
+        if module in recorder.plain:
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return recorder.call(module, args, kwargs)
     node = len(recorder.types)
@@ -90,28 +92,35 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return entry.outputs(node)
 
 
-def _signature(module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...] | None, list[int]]:
-    """Key and data of a call whose arguments are lazy values, ints and tuples of lazy values; else no key."""
+def _signature(
+    recorder: Recorder, module: nn.Module, args: tuple[Any, ...]
+) -> tuple[tuple[Any, ...] | None, list[int]]:
+    """Key and data of a call whose arguments are values, tensors, ints and tuples of values; else no key."""
     key: list[Any] = [module]
     flat: list[int] = []
     for a in args:
         kind = type(a)
-        if kind is Lazy:
-            key.append(a.kind)
-            flat.append(a.ref)
-        elif kind is int:
+        if kind is int:
             key.append(int)
             flat.append(a)
-        elif kind is tuple:
+            continue
+        if kind is tuple:
             key += (tuple, len(a))
-            for b in a:
-                if type(b) is not Lazy:
+        for b in a if kind is tuple else (a,):
+            if type(b) is not Lazy:
+                b = _value(recorder, b)
+                if b is None:
                     return None, flat
-                key.append(b.kind)
-                flat.append(b.ref)
-        else:
-            return None, flat
+            key.append(b.kind)
+            flat.append(b.ref)
     return tuple(key), flat
+
+
+def _value(recorder: Recorder, value: Any) -> Lazy | None:
+    """A sum that is pending, or a plain tensor such as a learned initial state, as a lazy value; None for all else."""
+    if type(value) is PendingSum:
+        return recorder.resolve(value)  # type: ignore[no-any-return]
+    return recorder.outside(value) if isinstance(value, torch.Tensor) else None
 
 
 def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:

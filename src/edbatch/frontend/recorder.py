@@ -29,9 +29,9 @@ from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_lo
 from edbatch.frontend.names import Names
 from edbatch.frontend.recording import NodeType, Recording
 from edbatch.frontend.shared import SharedTensors, flatten
-from edbatch.frontend.signature import Parts, calling, float_bits
+from edbatch.frontend.signature import Parts, calling
 from edbatch.planning.layout import REF
-from edbatch.spec import Spec
+from edbatch.spec import Spec, float_bits
 
 ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
 ARITHMETIC = ADD | {

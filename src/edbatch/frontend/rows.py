@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.cells.segments import SegmentKernel, copy_kernel, segment_kernel
+from edbatch.cells.segments import SegmentKernel, copy_kernel, mean_kernel, segment_kernel
 from edbatch.errors import LeakedValueError, RecordingError
 from edbatch.frontend.lazy import Lazy, PendingSum, Rows, pending, rows_of
 from edbatch.frontend.recording import NodeType
 from edbatch.planning.layout import Slot
-from edbatch.spec import Spec
+from edbatch.spec import Spec, float_bits
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -142,7 +142,7 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
 
     def make() -> NodeType:
         kernel = SegmentKernel(
-            "dense", (whole,), run, gradient, num_slots=1, reads_rows=False, grad=recorder.context.grad
+            "dense", (whole,), run, gradient, reads=(False,), reads_outs=False, grad=recorder.context.grad
         )
         name = _name(recorder, f"stack of {length}", slot, spec)
         return NodeType(name, kernel, (slot,), (spec,), (), (False,))
@@ -241,14 +241,29 @@ def _sum(recorder: Recorder, rows: Rows) -> Any:
         name = _name(recorder, "sum of", slot, spec)
         return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (slot,), (spec,), (), (False,))
 
-    slot, flat = (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
+    slot, flat = _sum_operand(rows)
     key = ("sum", rows.kind) if slot is Slot.SUM else ("sum of rows", rows.kind)
     return recorder.add(recorder.entry(key, make), flat)
 
 
 def _mean(recorder: Recorder, rows: Rows) -> Any:
-    total = _sum(recorder, rows)
-    return total if total is NotImplemented else total / rows.length
+    spec = rows.kind.spec
+    if not spec.dtype.is_floating_point or spec.dtype.itemsize == 2:  # 16 bits would round the number of rows
+        total = _sum(recorder, rows)
+        return total if total is NotImplemented else total / rows.length
+    number = Spec((), spec.dtype, spec.device)
+
+    def make() -> NodeType:
+        name = _name(recorder, "mean of", slot, spec)
+        kernel = mean_kernel(spec, grad=recorder.context.grad)
+        return NodeType(name, kernel, (slot, Slot.DATA), (spec, number), (), (False,))
+
+    slot, flat = _sum_operand(rows)
+    return recorder.add(recorder.entry(("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
+
+
+def _sum_operand(rows: Rows) -> tuple[Slot, list[int]]:
+    return (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
 
 
 def _segment(name: str) -> Callable[[Recorder, Rows], Any]:

@@ -8,7 +8,6 @@ again around other values, so that the same call can be captured on example tens
 from __future__ import annotations
 
 import enum
-import struct
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from edbatch.errors import RecordingError
 from edbatch.frontend.lazy import Kind, Lazy, Rows
 from edbatch.frontend.rows import materialise
 from edbatch.planning.layout import Slot
-from edbatch.spec import Spec
+from edbatch.spec import Spec, float_bits
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -39,11 +38,6 @@ class Shared:
     """The place of a tensor that all examples share."""
 
     position: int
-
-
-def float_bits(value: float) -> int:
-    """A float64 as the int64 of the same bits, so that numbers of both kinds share one array."""
-    return int(struct.unpack("<q", struct.pack("<d", value))[0])
 
 
 class Parts:
