@@ -7,7 +7,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from edbatch.datasets import Tree, random_trees
+from edbatch.datasets import Tree, random_perfect_trees, random_trees
 from edbatch.datasets.trees import format_tree
 
 
@@ -55,3 +55,30 @@ def test_word_ids_fit_the_vocabulary():
     assert max(ids) < len(bank.vocabulary) == 71
     with pytest.raises(ValueError, match="num_words must be above 60, not 60"):
         random_trees(1, seed=0, num_words=60)
+
+
+def test_perfect_trees():
+    bank = random_perfect_trees(60, seed=0, num_words=200)
+    for tree in bank.trees:
+        depth = height(tree)
+        assert 2**depth == sum(1 for _ in tree.nodes()) + 1
+    assert {height(tree) - 1 for tree in bank.trees} == {5, 6, 7}
+    ids = {node.word for tree in bank.trees for node in tree.nodes() if node.is_leaf}
+    assert (min(ids), max(ids), len(bank.vocabulary)) == (1, 200, 201)
+
+
+def test_perfect_trees_follow_the_rule_of_labels():
+    label_of = {node.word: node.label for tree in random_trees(300, 0, 200).trees for node in tree.nodes()}
+    perfect = random_perfect_trees(20, seed=1, num_words=200).trees
+    assert all(label_of[node.word] == node.label for tree in perfect for node in tree.nodes() if node.is_leaf)
+    labels = Counter(node.label for tree in perfect for node in tree.nodes() if not node.is_leaf)
+    assert set(labels) == set(range(5))
+
+
+def test_seed_decides_on_perfect_trees():
+    def lines(count: int, seed: int) -> list[str]:
+        trees, vocabulary, _ = random_perfect_trees(count, seed)
+        return [format_tree(tree, vocabulary) for tree in trees]
+
+    assert lines(5, seed=7) == lines(6, seed=7)[:5]
+    assert lines(5, seed=7) != lines(5, seed=8)

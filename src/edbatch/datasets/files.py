@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,7 +19,7 @@ class DatasetError(EdbatchError, ValueError):
 def read_lines(path: str | os.PathLike[str], content: str) -> list[str]:
     """The lines of a UTF-8 file that holds `content` (in words, for the errors), without their ends."""
     try:
-        lines = Path(path).read_bytes().decode("utf-8").split("\n")  # splitlines() would also split at U+0085
+        lines = Path(path).read_bytes().decode("utf-8-sig").split("\n")  # splitlines() would also split at U+0085
     except OSError as error:
         raise DatasetError(f"cannot read the {content} in {path}: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -36,8 +36,13 @@ def parse_lines(
     path: str | os.PathLike[str], content: str, parse: Callable[[str], Parsed], limit: int | None = None
 ) -> list[Parsed]:
     """What `parse` makes of each line, or of the first `limit` lines; its DatasetErrors get the file and the line."""
+    return parse_each(path, read_lines(path, content)[:limit], parse)
+
+
+def parse_each(path: str | os.PathLike[str], lines: Iterable[str], parse: Callable[[str], Parsed]) -> list[Parsed]:
+    """What `parse` makes of each of these first lines of a file; its DatasetErrors get the file and the line."""
     parsed = []
-    for number, line in enumerate(read_lines(path, content)[:limit], start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             parsed.append(parse(line))
         except DatasetError as error:
@@ -55,14 +60,23 @@ def data_folder(folder: str | os.PathLike[str] | None = None) -> Path | None:
     return Path(folder) if folder else None
 
 
-def data_file(name: str, split: str, folder: str | os.PathLike[str] | None, generator: str) -> Path:
-    """The file `<folder>/<name>/<split>.txt`; without a folder the error names the generator to use instead."""
-    if split not in ("train", "dev"):
-        raise DatasetError(f'expected the split "train" or "dev", found {split!r}')
+def data_file(name: str, folder: str | os.PathLike[str] | None, generator: str) -> Path:
+    """The file `<folder>/<name>`; without a folder the error names the generator to use instead."""
     found = data_folder(folder)
     if found is None:
         raise DatasetError(f"no folder of data; give one, set EDBATCH_DATA to one, or use {generator} instead")
-    path = found / name / f"{split}.txt"
+    path = found / name
     if not path.is_file():
         raise DatasetError(f"{path} is no file; give (or set EDBATCH_DATA to) a folder that holds it")
     return path
+
+
+def check_split(split: str) -> str:
+    """The split as it is, if it is one.
+
+    >>> check_split("dev")
+    'dev'
+    """
+    if split not in ("train", "dev"):
+        raise DatasetError(f'expected the split "train" or "dev", found {split!r}')
+    return split

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
-from edbatch.datasets.files import DatasetError, data_file, read_lines
+from edbatch.datasets.files import DatasetError, check_split, data_file, read_lines
 
 _NUMBERS = re.compile(r"[0-9 ]*")
 _MAX_SHOWN = 40
@@ -74,7 +74,7 @@ def load_lattices(split: str, folder: str | os.PathLike[str] | None = None, limi
     Raises:
         DatasetError: As for `read_lattices`, or there is no folder or no such file.
     """
-    return read_lattices(data_file("lattice", split, folder, "random_lattices"), limit)
+    return read_lattices(data_file(f"lattice/{check_split(split)}.txt", folder, "random_lattices"), limit)
 
 
 class _Lines:

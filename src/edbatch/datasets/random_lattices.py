@@ -10,11 +10,12 @@ import random
 from itertools import accumulate
 
 from edbatch.datasets.lattices import Lattice, LatticeBank
+from edbatch.datasets.zipf import zipf_weights
 
-NUM_TAGS, NUM_CHARS, NUM_WORDS = 18, 2_200, 10_000
+NUM_TAGS, NUM_CHARS, NUM_WORDS = 18, 3_000, 20_000
 
-_CHAR_WEIGHTS = list(accumulate(1 / (char + 20) for char in range(NUM_CHARS)))  # Zipf's law
-_WORD_WEIGHTS = list(accumulate(1 / (word + 20) for word in range(NUM_WORDS)))
+_CHAR_WEIGHTS = zipf_weights(NUM_CHARS, offset=1, exponent=0.6, fade=700)
+_WORD_WEIGHTS = zipf_weights(NUM_WORDS, offset=5, exponent=0.8)
 _WORD_CHANCE = (0.57, 0.41)  # that a word ends at a node, when none or one ended at the node before
 _WEIGHT_OF_REACHES = {  # how many characters the words have that end at one node; per mille
     (2,): 859, (3,): 26, (4,): 4, (2, 3): 88, (2, 4): 9, (2, 5): 2, (3, 4): 1, (2, 3, 4): 8, (2, 3, 5): 2, (2, 3, 6): 1,

@@ -7,10 +7,13 @@ the words and the shape of the tree, so a model can learn them; for demos, tests
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from itertools import accumulate
 
 from edbatch.datasets.trees import Tree, Treebank
 from edbatch.datasets.vocabulary import Vocabulary
+
+PERFECT_DEPTHS = (5, 6, 7)
 
 _SCORE_OF_LABEL = (-2, -1, 0, 1, 2)
 _LEAF_LABEL_SHARES = (0.008, 0.05, 0.852, 0.07, 0.02)  # of the words of a sentence, as in the real trees
@@ -28,8 +31,30 @@ def random_trees(n: int, seed: int, num_words: int = 18_000) -> Treebank:
     """
     rng = random.Random(seed)
     language = _Language(num_words)
-    trees = [language.tree(rng) for _ in range(n)]
-    return Treebank(trees, Vocabulary(_spell(word) for word in range(num_words)), f"generated trees, seed {seed}")
+
+    def size_of_left(num_leaves: int) -> int:  # leaning to the right, as English does
+        return 1 if rng.random() < 0.45 else rng.randrange(1, num_leaves)
+
+    trees = []
+    for _ in range(n):
+        num_leaves = min(max(round(rng.gammavariate(4.2, 4.6)), 2), 52)
+        trees.append(_join(language.leaves(num_leaves, rng), size_of_left)[0])
+    return Treebank(trees, Vocabulary(map(spell, range(num_words))), f"generated trees, seed {seed}")
+
+
+def random_perfect_trees(count: int, seed: int, num_words: int = 1_000) -> Treebank:
+    """`count` trees whose leaves are all at one depth, 5 to 7 below the root; words and labels as in `random_trees`.
+
+    >>> {len(list(tree.nodes())) for tree in random_perfect_trees(20, seed=0).trees} == {63, 127, 255}
+    True
+    """
+    rng = random.Random(seed)
+    language = _Language(num_words)
+    trees = []
+    for _ in range(count):
+        leaves = language.leaves(2 ** rng.choice(PERFECT_DEPTHS), rng)
+        trees.append(_join(leaves, lambda num_leaves: num_leaves // 2)[0])
+    return Treebank(trees, Vocabulary(map(spell, range(num_words))), f"generated perfect trees, seed {seed}")
 
 
 class _Language:
@@ -48,8 +73,8 @@ class _Language:
             words += [] if words else [_NUM_FUNCTION_WORDS + label]
         self.weights = [list(accumulate(1 / (word + 3) for word in words)) for words in self.words]
 
-    def tree(self, rng: random.Random) -> Tree:
-        num_leaves = min(max(round(rng.gammavariate(4.2, 4.6)), 2), 52)
+    def leaves(self, num_leaves: int, rng: random.Random) -> list[Tree]:
+        """The words of a sentence, labelled."""
         leaning = rng.choice((0.3, 1.5))  # a sentence is mostly of one mind
         shares = [share * (leaning if score > 0 else 2 - leaning if score < 0 else 1)
                   for share, score in zip(_LEAF_LABEL_SHARES, _SCORE_OF_LABEL, strict=True)]  # fmt: skip
@@ -57,16 +82,19 @@ class _Language:
         for label in rng.choices(range(5), weights=shares, k=num_leaves):
             word = rng.choices(self.words[label], cum_weights=self.weights[label])[0]
             leaves.append(Tree(label, word=word + 1))
-        return _join(leaves, rng)[0]
+        return leaves
 
 
-def _join(leaves: list[Tree], rng: random.Random) -> tuple[Tree, int]:
-    """A tree over the leaves, and its score; depth is at most the number of leaves (52), so recursion is safe."""
+def _join(leaves: list[Tree], size_of_left: Callable[[int], int]) -> tuple[Tree, int]:
+    """A tree over the leaves, and its score; depth is at most the number of leaves (52), so recursion is safe.
+
+    `size_of_left` says of how many leaves the left child gets how many.
+    """
     if len(leaves) == 1:
         return leaves[0], _SCORE_OF_LABEL[leaves[0].label]
-    split = 1 if rng.random() < 0.45 else rng.randrange(1, len(leaves))  # leaning to the right, as English does
-    left, left_score = _join(leaves[:split], rng)
-    right, right_score = _join(leaves[split:], rng)
+    split = size_of_left(len(leaves))
+    left, left_score = _join(leaves[:split], size_of_left)
+    right, right_score = _join(leaves[split:], size_of_left)
     score = -right_score if left.word == _NEGATION + 1 else left_score + right_score
     return Tree(_label_of(score), left=left, right=right), score
 
@@ -75,8 +103,12 @@ def _label_of(score: int) -> int:
     return 2 if score == 0 else (3 if score < 3 else 4) if score > 0 else (1 if score > -3 else 0)
 
 
-def _spell(word: int) -> str:
-    """A pronounceable name: one syllable for the 80 most frequent words, two for the next 6,400, and so on."""
+def spell(word: int) -> str:
+    """A pronounceable name: one syllable for the 80 most frequent words, two for the next 6,400, and so on.
+
+    >>> spell(0), spell(79), spell(80)
+    ('ba', 'zu', 'baba')
+    """
     text = ""
     word += 1
     while word:

@@ -10,15 +10,15 @@ import os
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from edbatch.datasets.files import DatasetError, data_file, parse_lines
+from edbatch.datasets.files import DatasetError, check_split, data_file, parse_lines
 from edbatch.datasets.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Word ids and tag ids, as many of the one as of the other."""
+    """Words and tag ids, as many of the one as of the other; a word is its id or, spelled out, its characters' ids."""
 
-    words: tuple[int, ...]
+    words: tuple[int | tuple[int, ...], ...]
     tags: tuple[int, ...]
 
 
@@ -88,7 +88,7 @@ def load_tags(
     Raises:
         DatasetError: As for `read_tags`, or there is no folder or no such file.
     """
-    return read_tags(data_file("tags", split, folder, "random_sentences"), words, tags, limit)
+    return read_tags(data_file(f"tags/{check_split(split)}.txt", folder, "random_sentences"), words, tags, limit)
 
 
 def _split(token: str) -> tuple[str, str]:

@@ -8,13 +8,14 @@ A line that is not exactly one such tree is an error, never skipped.
 from __future__ import annotations
 
 import os
+import random
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from edbatch.datasets.files import DatasetError, data_file, data_folder, parse_lines
+from edbatch.datasets.files import DatasetError, check_split, data_file, data_folder, parse_lines
 from edbatch.datasets.vocabulary import Vocabulary
 
 NUM_LABELS = 5  # very negative, negative, neutral, positive, very positive
@@ -27,14 +28,19 @@ _ESCAPE_OF_WORD = {word: escape for escape, word in _WORD_OF_ESCAPE.items()}
 
 
 class Tree:
-    """A node of a binary tree: a leaf has a word id, an internal node has two children; both have a label."""
+    """A node of a binary tree: a leaf has a word id, an internal node has two children and a kind; both have a label.
 
-    __slots__ = ("is_leaf", "label", "left", "right", "word")
+    The kind, 0 or 1, says which of two cells a model of two types applies; other models do not look.
+    """
+
+    __slots__ = ("is_leaf", "kind", "label", "left", "right", "word")
     left: Tree  # None in a leaf, where nobody may look
     right: Tree
 
-    def __init__(self, label: int, word: int = -1, left: Tree | None = None, right: Tree | None = None) -> None:
-        self.label, self.word = label, word
+    def __init__(
+        self, label: int, word: int = -1, left: Tree | None = None, right: Tree | None = None, kind: int = 0
+    ) -> None:
+        self.label, self.word, self.kind = label, word, kind
         self.left, self.right = left, right  # type: ignore[assignment]
         self.is_leaf = left is None
 
@@ -94,11 +100,39 @@ def load_trees(
         limit: Read only so many trees.
     """
     if data_folder(folder) is not None:
-        return read_trees(data_file("trees", split, folder, "random_trees"), vocabulary, limit)
-    if split not in ("train", "dev"):
-        raise DatasetError(f'expected the split "train" or "dev", found {split!r}')
-    trees, vocabulary, _ = read_trees(SHIPPED / f"{split}.txt", vocabulary, limit)
+        return read_trees(data_file(f"trees/{check_split(split)}.txt", folder, "random_trees"), vocabulary, limit)
+    return shipped_trees(split, vocabulary, limit)
+
+
+def shipped_trees(split: str, vocabulary: Vocabulary | None = None, limit: int | None = None) -> Treebank:
+    """The small generated trees that ship with edbatch, 600 to train with and 150 others; arguments as `load_trees`.
+
+    >>> len(shipped_trees("dev").trees)
+    150
+    """
+    trees, vocabulary, _ = read_trees(SHIPPED / f"{check_split(split)}.txt", vocabulary, limit)
     return Treebank(trees, vocabulary, f"generated trees shipped with edbatch ({split})")
+
+
+def with_kinds(trees: Iterable[Tree], seed: int) -> list[Tree]:
+    """Copies of the trees in which a fair coin decides the kind of each internal node, 0 or 1; leaves have kind 0.
+
+    >>> (tree,) = with_kinds([Tree(3, left=Tree(2, word=1), right=Tree(4, word=2))], seed=0)
+    >>> [node.kind for node in tree.nodes()]
+    [0, 0, 1]
+    """
+    dice = random.Random(seed)
+    copies = []
+    for tree in trees:
+        parts: list[Tree] = []  # without recursion, so depth does not matter
+        for node in tree.nodes():
+            if node.is_leaf:
+                parts.append(Tree(node.label, word=node.word))
+            else:
+                right, left = parts.pop(), parts.pop()
+                parts.append(Tree(node.label, left=left, right=right, kind=dice.getrandbits(1)))
+        copies += parts
+    return copies
 
 
 def format_tree(tree: Tree, vocabulary: Vocabulary) -> str:

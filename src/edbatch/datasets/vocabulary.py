@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+Item = TypeVar("Item", bound=Hashable)
 
 
 class Vocabulary:
@@ -33,3 +37,15 @@ class Vocabulary:
 
     def __len__(self) -> int:
         return len(self.words)
+
+
+def numbering(items: Iterable[Item], at_least: int = 1, first: int = 1) -> dict[Item, int]:
+    """The ids of the items that are there at least so often, from `first` on and by first appearance.
+
+    What is below `first` is for items that have no id of their own, so ask with `.get(item, 0)`.
+
+    >>> numbering("banana", at_least=2)
+    {'a': 1, 'n': 2}
+    """
+    seen = [item for item, count in Counter(items).items() if count >= at_least]
+    return {item: id_ for id_, item in enumerate(seen, start=first)}
