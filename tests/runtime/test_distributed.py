@@ -36,7 +36,7 @@ def worker(rank: int, folder: str, path: list[str]) -> None:
         torch.save(model.state_dict(), f"{folder}/model.pt")
     dist.barrier()
     dist.destroy_process_group()
-    # Gloo's threads outlive their group, and one that asks for the interpreter while that shuts down aborts the process.
+    # Gloo's threads outlive their group; one that asks for the interpreter while that shuts down aborts the process.
     os._exit(0)
 
 

@@ -19,7 +19,7 @@ BANK = random_trees(8, seed=0, num_words=100)
 
 def make(dim: int = 4) -> edbatch.Batched:
     torch.manual_seed(0)
-    return edbatch.batch(TreeLSTM(len(BANK.vocabulary), dim, 5))
+    return edbatch.batch(TreeLSTM(words=len(BANK.vocabulary), classes=5, dim=dim))
 
 
 def test_learns_on_the_first_mini_batch_and_never_again() -> None:
@@ -56,14 +56,16 @@ def test_a_saved_policy_serves_another_model_of_the_same_types(tmp_path: Path) -
     batched(BANK.trees)
     batched.policy.save(tmp_path / "tree.policy.json")
     loaded = edbatch.load_policy(tmp_path / "tree.policy.json")
-    other = edbatch.batch(TreeLSTM(len(BANK.vocabulary), 4, 5), policy=loaded)
+    other = edbatch.batch(TreeLSTM(words=len(BANK.vocabulary), classes=5, dim=4), policy=loaded)
     other(BANK.trees)
     assert other.stats.num_batches == batched.stats.num_batches
     assert other.stats.unseen_states == 0
-    larger = edbatch.batch(TreeLSTM(len(BANK.vocabulary), 6, 5), policy=loaded)
+    larger = edbatch.batch(TreeLSTM(words=len(BANK.vocabulary), classes=5, dim=6), policy=loaded)
     with pytest.raises(PolicyError, match=r"for other types: it does not know 'out\(f32\[6\], int\)'.* use policy="):
         larger(BANK.trees)
-    anew = edbatch.batch(TreeLSTM(len(BANK.vocabulary), 6, 5), policy=edbatch.policies.Learned(loaded))
+    anew = edbatch.batch(
+        TreeLSTM(words=len(BANK.vocabulary), classes=5, dim=6), policy=edbatch.policies.Learned(loaded)
+    )
     anew(BANK.trees)
     assert len(anew.policy.lessons) == 1
 
@@ -73,7 +75,7 @@ import sys, edbatch
 from edbatch.datasets import random_trees
 from edbatch.models import TreeLSTM
 bank = random_trees(8, seed=0, num_words=100)
-batched = edbatch.batch(TreeLSTM(len(bank.vocabulary), 4, 5))
+batched = edbatch.batch(TreeLSTM(words=len(bank.vocabulary), classes=5, dim=4))
 batched(bank.trees[::-1])[0].sum().backward()
 batched.policy.save(sys.argv[1])
 """
@@ -82,7 +84,9 @@ batched.policy.save(sys.argv[1])
 def test_a_policy_of_another_process(tmp_path: Path) -> None:
     path = tmp_path / "tree.policy.json"
     subprocess.run([sys.executable, "-c", OTHER_PROCESS, str(path)], check=True)
-    batched = edbatch.batch(TreeLSTM(len(BANK.vocabulary), 4, 5).eval(), policy=edbatch.load_policy(path))
+    batched = edbatch.batch(
+        TreeLSTM(words=len(BANK.vocabulary), classes=5, dim=4).eval(), policy=edbatch.load_policy(path)
+    )
     with torch.no_grad():
         batched(BANK.trees)
     assert batched.stats.num_batches == batched.stats.graph.lower_bound()

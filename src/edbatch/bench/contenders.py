@@ -14,24 +14,24 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from edbatch.datasets import Tree
-from edbatch.models import BinaryTreeLSTM, LeafLSTM, NodeLoss, TreeLSTM
+from edbatch.models import BinaryTreeLSTM, LabelLoss, LeafLSTM, TreeLSTM
 
 
 class PlainTreeLSTM(TreeLSTM):
     """The same model as written without edbatch: its cells are not marked."""
 
-    def __init__(self, vocab: int, dim: int, classes: int) -> None:
+    def __init__(self, *, words: int, classes: int, dim: int) -> None:
         nn.Module.__init__(self)
-        self.leaf = LeafLSTM(vocab, dim)
+        self.leaf = LeafLSTM(words, dim)
         self.node = BinaryTreeLSTM(dim)
-        self.out = NodeLoss(dim, classes)
+        self.out = LabelLoss(dim, classes)
 
     @staticmethod
     def like(model: TreeLSTM) -> PlainTreeLSTM:
         """With the same weights, in tensors of its own."""
         classes, dim = model.out.linear.weight.shape
         weights = model.leaf.embedding.weight
-        plain = PlainTreeLSTM(len(weights), dim, classes).to(weights.dtype)
+        plain = PlainTreeLSTM(words=len(weights), classes=classes, dim=dim).to(weights.dtype)
         plain.load_state_dict(model.state_dict())
         return plain
 
@@ -46,9 +46,9 @@ class OneByOne:
         self.trees = [_with_tensors(tree) for tree in trees]
 
     def infer(self) -> tuple[Tensor, Tensor]:
-        """Losses and root logits, a row per tree."""
-        losses, logits = zip(*map(self.model, self.trees), strict=True)
-        return torch.stack(losses), torch.stack(logits)
+        """Losses and guesses at the roots, one of each per tree."""
+        losses, guesses = zip(*map(self.model, self.trees), strict=True)
+        return torch.stack(losses), torch.stack(guesses)
 
     def train(self) -> None:
         self.model.zero_grad(set_to_none=True)
@@ -104,7 +104,7 @@ class HandBatched:
         self.tree_of_node = torch.tensor([tree_of[node] for node in place_of])
 
     def infer(self) -> tuple[Tensor, Tensor]:
-        """Losses and root logits, a row per tree."""
+        """Losses and guesses at the roots, one of each per tree."""
         h, c = self.model.leaf(self.words)
         all_h = [h]
         for left, right, later in self.levels:
@@ -115,7 +115,7 @@ class HandBatched:
         logits = self.model.out.linear(torch.cat(all_h))
         losses = F.cross_entropy(logits, self.labels, reduction="none")
         per_tree = losses.new_zeros(len(self.roots)).index_add(0, self.tree_of_node, losses)
-        return per_tree, logits.index_select(0, self.roots)
+        return per_tree, logits.index_select(0, self.roots).argmax(dim=1)
 
     def train(self) -> None:
         self.model.zero_grad(set_to_none=True)

@@ -108,12 +108,12 @@ def run(batch_size: int = 64, rounds: int = MIN_ROUNDS, data: str | os.PathLike[
     return {"data": bank.source, "machine": measure.machine_facts(), "microseconds_per_call": microseconds}
 
 
-def _cases(trees: list[Any], vocab: int, batch_size: int, dim: int = 8, steps: int = 40) -> list[Case]:
+def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: int = 40) -> list[Case]:
     calls_of_trees = sum(2 for tree in trees for _ in tree.nodes())  # a state and a loss at every node
     state = None, None
     columns = list(torch.zeros(batch_size, dim))
     tree_lstm, lstm_chain, linear_chain = (
-        Cells(vocab, dim, NUM_LABELS),
+        Cells(words=words, classes=NUM_LABELS, dim=dim),
         LSTMChain(dim, steps),
         LinearChain(dim, steps),
     )

@@ -29,7 +29,7 @@ from edbatch.models import TreeLSTM
 from edbatch.runtime.forward import make_plan
 from edbatch.runtime.needs import find_needs
 bank = random_trees(4, seed=0, num_words=100)
-batched = edbatch.batch(TreeLSTM(len(bank.vocabulary), 8, 5))
+batched = edbatch.batch(TreeLSTM(words=len(bank.vocabulary), classes=5, dim=8))
 """
 FIRST_CALL = f"""{PREPARE}
 begin = time.perf_counter()

@@ -1,9 +1,9 @@
-"""TreeLSTM sentiment: one binary tree comes in, the loss of all its nodes and the logits of its root go out.
+"""TreeLSTM sentiment: one binary tree comes in, the loss of all its nodes and the guess at its root go out.
 
 Written for ONE tree, with ordinary recursion and no batch dimension. The three cells are the static parts; how they are
 called follows the tree. `edbatch.batch(TreeLSTM(...))` runs many trees at once:
 
-    loss, logits = edbatch.batch(model)(trees)    # [len(trees)], [len(trees), classes]
+    losses, guesses = edbatch.batch(model)(trees)    # [len(trees)], [len(trees)]
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import edbatch
+from edbatch.models.label_loss import LabelLoss
 
 
 class LeafLSTM(nn.Module):
     """A word id becomes a state (h, c)."""
 
-    def __init__(self, vocab: int, dim: int) -> None:
+    def __init__(self, words: int, dim: int) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(vocab, dim)
+        self.embedding = nn.Embedding(words, dim)
         self.iou = nn.Linear(dim, 3 * dim)
 
     def forward(self, word: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,26 +47,14 @@ class BinaryTreeLSTM(nn.Module):
         return o.sigmoid() * c.tanh(), c
 
 
-class NodeLoss(nn.Module):
-    """The loss and the logits of one tree node."""
-
-    def __init__(self, dim: int, classes: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(dim, classes)
-
-    def forward(self, h: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
-        logits = self.linear(h)
-        return F.cross_entropy(logits, label), logits
-
-
 class TreeLSTM(nn.Module):
     """A tree has `is_leaf`, `label` (an int), and either `word` (an int) or `left` and `right` (trees)."""
 
-    def __init__(self, vocab: int, dim: int, classes: int) -> None:
+    def __init__(self, *, words: int, classes: int, dim: int) -> None:
         super().__init__()
-        self.leaf = edbatch.cell(LeafLSTM(vocab, dim))
+        self.leaf = edbatch.cell(LeafLSTM(words, dim))
         self.node = edbatch.cell(BinaryTreeLSTM(dim))
-        self.out = edbatch.cell(NodeLoss(dim, classes))
+        self.out = edbatch.cell(LabelLoss(dim, classes))
 
     def forward(self, tree: Any) -> tuple[Tensor, Tensor]:
         outputs: list[tuple[Tensor, Tensor]] = []  # of every node; the root comes last
@@ -74,7 +62,7 @@ class TreeLSTM(nn.Module):
         return torch.stack([loss for loss, _ in outputs]).sum(), outputs[-1][1]
 
     def encode(self, tree: Any, outputs: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The state of the tree's root; appends the loss and the logits of each of its nodes."""
+        """The state of the tree's root; appends the loss and the guess of each of its nodes."""
         if tree.is_leaf:
             h, c = self.leaf(tree.word)
         else:

@@ -38,7 +38,7 @@ def run(hidden: int, batch_size: int, epochs: int, seed: int, console: Console |
     console.print(f"TreeLSTM with hidden size {hidden}: {len(train)} trees to train on, {len(dev)} to test on.")
     console.print("Kernels are compiled at first use; after that they come from a cache on disk.")
     torch.manual_seed(seed)
-    model = TreeLSTM(len(vocabulary), hidden, NUM_LABELS)
+    model = TreeLSTM(words=len(vocabulary), classes=NUM_LABELS, dim=hidden)
     with _one_thread():
         batched = edbatch.batch(model)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
@@ -90,9 +90,9 @@ def train_epoch(
 def accuracy(batched: Any, trees: list[Tree]) -> float:
     """The share of trees whose root gets the right label."""
     with torch.no_grad():
-        _, logits = batched(trees)
+        _, guesses = batched(trees)
     labels = torch.tensor([tree.label for tree in trees])
-    return float((logits.argmax(dim=1) == labels).float().mean())
+    return float((guesses == labels).float().mean())
 
 
 def compare_policies(model: TreeLSTM, trees: list[Tree], rounds: int = 7) -> Table:

@@ -1,0 +1,22 @@
+"""The end of every model here: a state meets its label, and out come the loss and the guess.
+
+As one cell it is one node per label, and all labels of a mini-batch that are ready run as one product. The label is a
+plain int of the example: inside the cell it is a 0-d tensor, batched or not.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+class LabelLoss(nn.Module):
+    """The cross entropy of one label, and the label that the model would have said."""
+
+    def __init__(self, dim: int, classes: int, bias: bool = True) -> None:
+        super().__init__()
+        self.linear = nn.Linear(dim, classes, bias)
+
+    def forward(self, h: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.linear(h)
+        return F.cross_entropy(logits, label), logits.argmax(-1)
