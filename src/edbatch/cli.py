@@ -133,6 +133,108 @@ def learn(
         run(Settings(workload, graphs, held_out, unseen, batch_size, encoding.value, seed, episodes, data, output))
 
 
+Workload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="One that `edbatch workloads` lists.")]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        help="learned, bound-greedy, agenda, depth, …, or the file of a saved policy.", show_default="learned"
+    ),
+]
+Folder = Annotated[Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of weights, order and generated data.", show_default="0")]
+
+
+@app.command()
+def workloads(data: Folder = None) -> None:
+    """List the models that can be run and trained, with their data and parameters.
+
+    Example: `edbatch workloads`
+    """
+    with _clear_errors():
+        from edbatch.report.workloads import run
+
+        run(data)
+
+
+@app.command("run")
+def run_workload(
+    workload: Workload,
+    batches: Annotated[
+        int | None, typer.Option(min=1, help="Mini-batches to run.", show_default="all test data")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
+    hidden: Annotated[
+        int | None, typer.Option(min=1, help="Hidden size.", show_default="the checkpoint's or the workload's")
+    ] = None,
+    policy: PolicyName = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="Folder that `edbatch train` wrote.")] = None,
+    output: Annotated[Path | None, typer.Option(help="Write the guesses to this file, JSON lines.")] = None,
+    check: Annotated[bool, typer.Option("--check", help="Compare one mini-batch with one by one first.")] = False,
+    seed: Seed = None,
+    data: Folder = None,
+) -> None:
+    """Run a workload's model on its test data: how many batches, how fast, and how right.
+
+    Example: `edbatch run lattice-lstm --batches 5 --policy agenda --check`
+    """
+    with _clear_errors():
+        from edbatch.report.run import Options, run
+
+        run(Options(workload, batches, batch_size, hidden, policy, seed or 0, data, checkpoint, output, check))
+
+
+@app.command()
+def train(
+    workload: Workload,
+    epochs: Annotated[
+        int | None, typer.Option(min=1, help="Passes over the training data, in all.", show_default="the workload's")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Examples in a mini-batch, of all processes.", show_default="32")
+    ] = None,
+    hidden: Annotated[int | None, typer.Option(min=1, help="Hidden size.", show_default="the workload's")] = None,
+    learning_rate: Annotated[
+        float | None, typer.Option(min=0.0, help="Of Adam.", show_default="the workload's")
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Train on so many examples only.", show_default="all")
+    ] = None,
+    policy: PolicyName = None,
+    seed: Seed = None,
+    data: Folder = None,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder for the results.", show_default="WORKLOAD-training")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint in that folder.")] = False,
+    save_every: Annotated[
+        int | None, typer.Option(min=1, help="Save also after so many steps.", show_default="after each epoch")
+    ] = None,
+    one_by_one: Annotated[
+        int, typer.Option(min=0, help="At the end, time one-by-one training on so many examples.")
+    ] = 0,
+) -> None:
+    """Train a workload's model; Ctrl-C saves, --resume goes on.
+
+    Examples: `edbatch train tree-lstm --epochs 3 --output trees`, `torchrun --nproc-per-node 2 -m edbatch train
+    tree-lstm`
+    """
+    from edbatch.report.train import Options, run
+    from edbatch.workloads.ranks import join, leave
+
+    options = Options(
+        workload, epochs, hidden, batch_size, seed, learning_rate, limit, policy or "learned", data, output, resume,
+        save_every, one_by_one,
+    )  # fmt: skip
+    ranks = join()
+    try:
+        with _clear_errors():
+            run(options, ranks)
+    except typer.Exit as error:
+        leave(ranks, error.exit_code)
+        raise
+    leave(ranks, 0)
+
+
 @policy.command("show")
 def policy_show(
     file: Annotated[
@@ -235,7 +337,57 @@ def policies(
         _measure(benchmark, json, lambda: benchmark.run(settings, data))
 
 
-def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> None:
+@bench.command("workloads")
+def bench_workloads(
+    workload: Annotated[list[str] | None, typer.Option(help="A workload; may be repeated. Default: all.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
+    hidden: Annotated[int, typer.Option(min=2, help="Hidden size; MV-RNN has half of it.")] = 128,
+    rounds: Rounds = 30,
+    one_by_one_rounds: Annotated[int, typer.Option(min=1, help="Rounds in which one by one runs, too.")] = 3,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: torch's own choice.")] = None,
+    data: Folder = None,
+    json: Json = None,
+    markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")] = None,
+) -> None:
+    """Every workload, inference and training: batches by policy, time by stage, speed-up over one by one.
+
+    Example: `edbatch bench workloads --workload lattice-lstm --batch-size 64 --hidden 256`
+    """
+    with _clear_errors():
+        from edbatch.atomic import write_atomically
+        from edbatch.bench import workloads as benchmark
+        from edbatch.bench.measure import check_output
+
+        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, one_by_one_rounds, threads)
+        settings.check()
+        check_output(markdown)
+        result = _measure(benchmark, json, lambda: benchmark.run(settings, data))
+        if markdown is not None:
+            write_atomically(markdown, benchmark.markdown(result).encode())
+
+
+@bench.command()
+def segments(
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
+    hidden: Hidden = 128,
+    rounds: Rounds = 30,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: torch's own choice.")] = None,
+    data: Folder = None,
+    json: Json = None,
+) -> None:
+    """Lattices and DAGs with segment reductions, and with a join cell for each number of arcs.
+
+    Example: `edbatch bench segments --batch-size 16`
+    """
+    with _clear_errors():
+        from edbatch.bench import segments as benchmark
+
+        settings = benchmark.Settings(batch_size, hidden, rounds, threads)
+        settings.check()
+        _measure(benchmark, json, lambda: benchmark.run(settings, data))
+
+
+def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     from rich.console import Console
 
     from edbatch.bench.measure import check_output, write_json
@@ -248,6 +400,7 @@ def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]
     if json is not None:
         write_json(json, result)
         console.print(f"All numbers are in {json}")
+    return result
 
 
 def main() -> None:

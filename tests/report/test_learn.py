@@ -22,7 +22,8 @@ from edbatch.datasets.graphs import mini_batch_graphs
 from edbatch.planning.fsm import MARKS, Fsm
 from edbatch.planning.training import Evaluation, Training
 from edbatch.report import learn, pictures, words
-from edbatch.report.learn import FILES, OutputError, Settings
+from edbatch.report.learn import FILES, Settings
+from edbatch.report.output import OutputError
 
 SMALL = Settings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60)
 NOTHING = edbatch.policies.QLearning(episodes=0, demonstrate=False)

@@ -6,23 +6,19 @@ among the machines on the way, the unseen ones only judge. Whatever fails or is 
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
-from collections.abc import Callable, Hashable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress
 from rich.table import Table
 from rich.text import Text
 
 from edbatch.datasets.files import data_folder
 from edbatch.datasets.graphs import mini_batch_graphs
-from edbatch.errors import EdbatchError, PolicyError
+from edbatch.errors import PolicyError
 from edbatch.planning.fsm import Fsm, State
 from edbatch.planning.graph import Graph
 from edbatch.planning.learning import learn_policy
@@ -30,6 +26,7 @@ from edbatch.planning.policies import BoundGreedy, Learned, from_name
 from edbatch.planning.policy_file import load_policy
 from edbatch.planning.schedule import Policy, Schedule
 from edbatch.planning.training import Evaluation, QLearning, Training
+from edbatch.report.output import output_folder, progress_bar, say, write_files
 from edbatch.report.pictures import draw_curve, draw_machine
 from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
 
@@ -37,10 +34,6 @@ FILES = ("policy.json", "curve.svg", "curve.png", "machine.svg", "machine.png")
 SHOWN_TYPES = 8
 
 Groups = dict[str, list[Graph]]
-
-
-class OutputError(EdbatchError, OSError):
-    """The folder for the results cannot be written to."""
 
 
 @dataclass(frozen=True)
@@ -67,21 +60,21 @@ def run(settings: Settings, console: Console | None = None) -> None:
     """Learns, compares with the other policies, writes policy and pictures, and says how to use them."""
     console = console or Console()
     groups = mini_batches(settings)
-    with _output_folder(settings.folder):
+    with output_folder(settings.folder, FILES):
         policy = learn(settings, groups)
         table = compare(policy, groups, settings)
         pictures = {f"curve.{kind}": data for kind, data in draw_curve(policy, settings.workload).items()}
         pictures |= {f"machine.{kind}": data for kind, data in draw_machine(policy, settings.workload).items()}
         console.print(table)
-        _say(console, _explanation(policy, groups, settings))
-        _write(settings.folder, policy, pictures)
-    _say(console, f"Wrote {', '.join(FILES)} into {settings.folder}")
+        say(console, _explanation(policy, groups, settings))
+        write_files(settings.folder, {"policy.json": policy.save, **pictures})
+    say(console, f"Wrote {', '.join(FILES)} into {settings.folder}")
     path = settings.folder / "policy.json"
-    _say(console, f"Use it on graphs of these types ({_listed(policy.types)}):")
-    _say(console, f'  edbatch.schedule(graph, edbatch.load_policy("{path.as_posix()}"))')
-    _say(console, "A model of your own learns by itself, and saves what it learned:")
-    _say(console, '  batched = edbatch.batch(model); batched(examples); batched.policy.save("model.policy.json")')
-    _say(console, f"Look at it:\n  edbatch policy show {shlex.quote(str(path))}")
+    say(console, f"Use it on graphs of these types ({_listed(policy.types)}):")
+    say(console, f'  edbatch.schedule(graph, edbatch.load_policy("{path.as_posix()}"))')
+    say(console, "A model of your own learns by itself, and saves what it learned:")
+    say(console, '  batched = edbatch.batch(model); batched(examples); batched.policy.save("model.policy.json")')
+    say(console, f"Look at it:\n  edbatch policy show {shlex.quote(str(path))}")
 
 
 def mini_batches(settings: Settings) -> Groups:
@@ -95,7 +88,7 @@ def mini_batches(settings: Settings) -> Groups:
 def learn(settings: Settings, groups: Groups) -> Fsm:
     """The machine, with a progress bar while it is learned."""
     bound = _bound(groups["training"])
-    with _progress("learning", settings.episodes) as update:
+    with progress_bar("learning", settings.episodes) as update:
 
         def show(evaluation: Evaluation) -> None:
             quality = f"{evaluation.batches:,} batches, {evaluation.batches / bound:.2f}× the lower bound"
@@ -116,7 +109,7 @@ def compare(policy: Fsm, groups: Groups, settings: Settings) -> Table:
     bound_of = {name: _bound(graphs) for name, graphs in groups.items()}
     table.add_row("lower bound", *(f"{bound:,} 1.00×" for bound in bound_of.values()), end_section=True)
     contenders = _contenders(policy, groups)
-    with _progress("comparing", len(contenders)) as update:
+    with progress_bar("comparing", len(contenders)) as update:
         for number, (label, contender) in enumerate(contenders.items()):
             update(number, label)
             schedules = {name: [contender.run(graph) for graph in graphs] for name, graphs in groups.items()}
@@ -136,66 +129,22 @@ def show(path: Path, limit: int, console: Console | None = None) -> None:
         policy = load_policy(path)
     except OSError as error:
         raise PolicyError(f"cannot read {path}: {error.strerror}; give a file that policy.save wrote") from error
-    _say(console, f"{path}: {counted(policy.num_states, 'state')} over {counted(len(policy.types), 'type')}")
-    _say(console, f"encoding  {policy.encoding}: a state is {SEEN_BY[policy.encoding]}")
-    _say(console, f"types     {', '.join(map(str, policy.types))}")
-    _say(console, f"crowd     {policy.crowd:g}: how much a type's ready nodes together count for the rule")
+    say(console, f"{path}: {counted(policy.num_states, 'state')} over {counted(len(policy.types), 'type')}")
+    say(console, f"encoding  {policy.encoding}: a state is {SEEN_BY[policy.encoding]}")
+    say(console, f"types     {', '.join(map(str, policy.types))}")
+    say(console, f"crowd     {policy.crowd:g}: how much a type's ready nodes together count for the rule")
     for head, line in _record(policy).items():
-        _say(console, f"{head:<9} {line}")
+        say(console, f"{head:<9} {line}")
     states = policy.states()
     if not states:
-        _say(console, "\n".join([why_no_states(policy), *rule_lines(policy.crowd)]))
+        say(console, "\n".join([why_no_states(policy), *rule_lines(policy.crowd)]))
         return
     console.print(_state_table(states, limit))
     if len(states) > limit:
-        _say(console, f"… and {len(states) - limit:,} more; --limit {len(states)} shows all")
+        say(console, f"… and {len(states) - limit:,} more; --limit {len(states)} shows all")
     for mark in marks_of(policy.encoding):
-        _say(console, f"{mark}: {MEANING_OF[mark]}")
-    _say(console, "In a state that is not here the rule decides.")
-
-
-@contextmanager
-def _output_folder(folder: Path) -> Iterator[None]:
-    """A folder that can be written to, made if it is missing, and taken away again if nothing came of it."""
-    missing = [f for f in (folder, *folder.parents) if not f.exists()]
-    try:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=folder, prefix="."):
-                pass
-        except OSError as error:
-            raise OutputError(
-                f"cannot write into the folder {folder}: {error.strerror}; give another one by --output"
-            ) from error
-        for name in FILES:
-            if (folder / name).is_dir():
-                raise OutputError(f"cannot write {folder / name}: it is a folder; give another folder by --output")
-        yield
-    except BaseException:
-        for made in missing:
-            if made.is_dir() and not any(made.iterdir()):
-                made.rmdir()
-        raise
-
-
-def _write(folder: Path, policy: Fsm, pictures: dict[str, bytes]) -> None:
-    """All files are whole before the first one is moved to its place."""
-    with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
-        policy.save(Path(temporary) / "policy.json")
-        for name, data in pictures.items():
-            (Path(temporary) / name).write_bytes(data)
-        for name in FILES:
-            os.replace(Path(temporary) / name, folder / name)
-
-
-@contextmanager
-def _progress(description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on stderr, if that is a terminal; yields what sets how far it is, with a note."""
-    console = Console(stderr=True)
-    columns = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(description, total=total, note="")
-        yield lambda completed, note: bar.update(task, completed=completed, note=note)
+        say(console, f"{mark}: {MEANING_OF[mark]}")
+    say(console, "In a state that is not here the rule decides.")
 
 
 def _contenders(policy: Fsm, groups: Groups) -> dict[str, Policy]:
@@ -286,8 +235,3 @@ def _listed(names: Iterable[Hashable]) -> str:
     texts = [shortened(name) for name in names]
     more = f" and {len(texts) - SHOWN_TYPES} more" if len(texts) > SHOWN_TYPES else ""
     return ", ".join(texts[:SHOWN_TYPES]) + more
-
-
-def _say(console: Console, line: str) -> None:
-    """A line as it is: paths and code can be copied from it."""
-    console.print(line, markup=False, highlight=False, soft_wrap=True)

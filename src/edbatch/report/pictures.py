@@ -37,16 +37,16 @@ _READY, _ARROW, _BAR = 430.0, 34.0, 110.0  # the most width for ready types; the
 
 def draw_curve(policy: Fsm, workload: str) -> dict[str, bytes]:
     """`svg` and `png`: batches at each evaluation, and of the rule alone, as multiples of the lower bound."""
-    return _rendered(lambda: _curve(policy, f"{workload}: batches while learning"))
+    return rendered(lambda: _curve(policy, f"{workload}: batches while learning"))
 
 
 def draw_machine(policy: Fsm, workload: str) -> dict[str, bytes]:
     """`svg` and `png`: the most visited states, a row each, with what is launched there; or the rule in words."""
     draw = _machine if policy.num_states else _rule
-    return _rendered(lambda: draw(policy, f"{workload}: what the machine launches"))
+    return rendered(lambda: draw(policy, f"{workload}: what the machine launches"))
 
 
-def _rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
+def rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
     with _own_settings():
         figure = draw()
         files = {"svg": BytesIO(), "png": BytesIO()}

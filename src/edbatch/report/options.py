@@ -1,0 +1,24 @@
+"""What several commands understand by an option."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from edbatch.errors import PolicyError
+from edbatch.planning.policies import Learned, from_name
+from edbatch.planning.policy_file import load_policy
+from edbatch.planning.schedule import Policy
+
+
+def policy_of(text: str) -> Policy:
+    """A policy by its name, or from the file that it was saved in.
+
+    >>> policy_of("agenda")
+    Agenda()
+    """
+    if not text.endswith(".json"):
+        return from_name(text)
+    try:
+        return Learned(load_policy(text))
+    except OSError as error:
+        raise PolicyError(f"cannot read {Path(text)}: {error.strerror}; give a policy's name or its file") from error

@@ -1,0 +1,205 @@
+"""`edbatch train`: options come in, a trained model, its policy and a picture of how it went come out as files.
+
+Ctrl-C finishes the step and saves; `--resume` goes on from there with the same losses as if nothing had happened.
+"""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+
+from edbatch.datasets.corpora import Corpus
+from edbatch.planning.schedule import Policy
+from edbatch.report.options import policy_of
+from edbatch.report.output import OutputError, output_folder, say, write_files
+from edbatch.report.training_curve import draw_training
+from edbatch.workloads import checkpoint as checkpoints
+from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError, Epoch, Settings
+from edbatch.workloads.interrupts import Interrupts
+from edbatch.workloads.one_by_one import OneByOne
+from edbatch.workloads.ranks import Ranks
+from edbatch.workloads.registry import find
+from edbatch.workloads.training import Trainer
+
+FILES = (checkpoints.FILE, POLICY, "training.svg", "training.png")
+GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit")  # options that a checkpoint knows already
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the command line says; None means: as in the checkpoint, or as usual."""
+
+    workload: str
+    epochs: int | None = None
+    hidden: int | None = None
+    batch_size: int | None = None
+    seed: int | None = None
+    learning_rate: float | None = None
+    limit: int | None = None
+    policy: str = "learned"
+    data: Path | None = None
+    output: Path | None = None
+    resume: bool = False
+    save_every: int | None = None
+    one_by_one: int = 0
+
+    @property
+    def folder(self) -> Path:
+        return self.output or Path(f"{self.workload}-training")
+
+
+def run(options: Options, ranks: Ranks | None = None, console: Console | None = None) -> None:
+    """Trains until all epochs are done.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, or SIGTERM; everything up to the last step is saved.
+    """
+    ranks = ranks or Ranks()
+    console = console or Console(quiet=not ranks.is_first)
+    before = _checkpoint(options)
+    settings = _settings(options, before)
+    corpus = find(options.workload).load(options.data, settings.seed, settings.limit)
+    with output_folder(options.folder, FILES):
+        trainer = Trainer(settings, corpus, _policy(options), ranks, before)
+        say(console, _beginning(trainer, options))
+        _train(trainer, options, console)
+    for line in _ending(trainer, options):
+        say(console, line)
+
+
+def _train(trainer: Trainer, options: Options, console: Console) -> None:
+    notice = "Stopping after this step; Ctrl-C again stops at once."
+    with Interrupts(lambda: say(console, notice)) as interrupts:
+        while len(trainer.progress.epochs) < (options.epochs or trainer.workload.epochs):
+            if not _steps(trainer, options, console, interrupts):
+                _save(trainer, options.folder)
+                say(console, f"Saved; go on by: {_command(options)}")
+                raise KeyboardInterrupt
+            epoch = trainer.end_epoch()
+            _save(trainer, options.folder)
+            say(console, _line(len(trainer.progress.epochs), epoch))
+
+
+def _steps(trainer: Trainer, options: Options, console: Console, interrupts: Interrupts) -> bool:
+    """The rest of the epoch, with a progress bar; whether it came to its end."""
+    columns = (
+        "{task.description}", BarColumn(), MofNCompleteColumn(), "loss {task.fields[loss]:.3f}",
+        "{task.fields[speed]:.0f} examples/s", TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(f"epoch {len(trainer.progress.epochs) + 1}", total=None, loss=float("nan"), speed=0.0)
+        for step in trainer.epoch():
+            _show(bar, task, trainer, step.num_steps)
+            if trainer.ranks.any_of(interrupts.wanted):
+                return False
+            if options.save_every and step.number % options.save_every == 0:
+                _save(trainer, options.folder)
+    return True
+
+
+def _show(bar: Progress, task: TaskID, trainer: Trainer, num_steps: int) -> None:
+    done = trainer.progress
+    loss, speed = done.loss_sum / done.num_examples, done.num_examples / done.seconds
+    bar.update(task, total=num_steps, completed=done.step, loss=loss, speed=speed)
+
+
+def _checkpoint(options: Options) -> Checkpoint | None:
+    """What to go on from; a folder with a checkpoint is never overwritten by another training."""
+    if options.resume:
+        return checkpoints.load(options.folder)
+    if checkpoints.exists(options.folder):
+        raise OutputError(
+            f"{options.folder} holds a checkpoint; add --resume to go on from it, or give another folder by --output"
+        )
+    return None
+
+
+def _settings(options: Options, before: Checkpoint | None) -> Settings:
+    given = {name: getattr(options, name) for name in GIVEN if getattr(options, name) is not None}
+    if before is None:
+        workload = find(options.workload)
+        usual = {"hidden": workload.hidden, "learning_rate": workload.learning_rate}
+        return Settings(workload.name, **(usual | given))
+    if before.settings.workload != options.workload:
+        raise CheckpointError(f"{options.folder} holds a checkpoint of {before.settings.workload}; name that workload")
+    for name, value in given.items():
+        saved = getattr(before.settings, name)
+        if saved != value:
+            flag = name.replace("_", "-")
+            raise CheckpointError(f"{options.folder} was trained with --{flag} {saved}, not {value}; leave it out")
+    return before.settings
+
+
+def _policy(options: Options) -> Policy:
+    """The policy that was asked for; a learned one goes on with what it learned before."""
+    saved = options.folder / POLICY
+    return policy_of(
+        str(saved) if options.resume and options.policy == "learned" and saved.is_file() else options.policy
+    )
+
+
+def _save(trainer: Trainer, folder: Path) -> None:
+    if not trainer.ranks.is_first:
+        return
+    checkpoints.save(trainer.checkpoint(), folder)
+    if hasattr(trainer.batched.policy, "save"):
+        trainer.batched.policy.save(folder / POLICY)
+    epochs = trainer.progress.epochs
+    if epochs and not trainer.progress.step:
+        settings = trainer.settings
+        title = f"{settings.workload}: hidden size {settings.hidden}, mini-batches of {settings.batch_size}"
+        write_files(folder, {f"training.{kind}": data for kind, data in draw_training(epochs, title).items()})
+
+
+def _beginning(trainer: Trainer, options: Options) -> str:
+    settings, corpus, done = trainer.settings, trainer.corpus, trainer.progress
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    text = (
+        f"{settings.workload}: hidden size {settings.hidden}, {parameters:,} parameters, {corpus.source}\n"
+        f"{len(corpus.train):,} examples to train on in mini-batches of {settings.batch_size}, {len(corpus.dev):,} to "
+        "test on. The first step captures and compiles cells, which takes some seconds."
+    )
+    if trainer.ranks.size > 1:
+        text += f"\n{trainer.ranks.size} processes divide every mini-batch by its nodes."
+    if options.resume:
+        text += f"\nGoing on after {len(done.epochs)} epochs and {done.step} steps."
+    return text
+
+
+def _line(number: int, epoch: Epoch) -> str:
+    speed = epoch.num_examples / epoch.seconds
+    return (
+        f"epoch {number}: loss {epoch.loss:.3f} an example, {epoch.accuracy:.1%} right on dev, "
+        f"{epoch.seconds:.1f} s, {speed:.0f} examples/s"
+    )
+
+
+def _ending(trainer: Trainer, options: Options) -> list[str]:
+    lines = [f"Wrote {', '.join(name for name in FILES if (options.folder / name).exists())} into {options.folder}"]
+    if options.one_by_one and trainer.ranks.is_first and trainer.progress.epochs:
+        lines.append(_one_by_one(trainer, trainer.corpus, options.one_by_one))
+    lines.append(f"Use it:\n  edbatch run {options.workload} --checkpoint {options.folder}")
+    return lines
+
+
+def _one_by_one(trainer: Trainer, corpus: Corpus, num_examples: int) -> str:
+    """Seconds of an epoch beside those of one-by-one training, estimated from a sample of the same examples."""
+    generator = torch.Generator().manual_seed(0)
+    sample = [corpus.train[i] for i in torch.randperm(len(corpus.train), generator=generator)[:num_examples].tolist()]
+    theirs = OneByOne(trainer.model).seconds_per_example(sample) * len(corpus.train)
+    ours = min(epoch.seconds for epoch in trainer.progress.epochs)
+    return (
+        f"One by one an epoch would take {theirs:.0f} s (forward and backward of {len(sample)} random examples, "
+        f"scaled); the quickest epoch took {ours:.1f} s, optimizer included: {theirs / ours:.1f} times faster"
+    )
+
+
+def _command(options: Options) -> str:
+    given = {"epochs": options.epochs, "data": options.data, "output": options.output}
+    flags = (f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
+    return f"edbatch train {options.workload}{''.join(flags)} --resume"

@@ -1,0 +1,40 @@
+"""`edbatch workloads`: what there is to run and to train, as a table."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from edbatch.datasets.files import data_folder
+from edbatch.report.output import progress_bar
+from edbatch.workloads.registry import WORKLOADS, Workload
+
+
+def run(data: Path | None = None, console: Console | None = None) -> None:
+    """Lists the workloads with their family, data and number of parameters."""
+    console = console or Console()
+    folder = data_folder(data)
+    caption = f"real data from {folder}" if folder else "generated data; set EDBATCH_DATA to a folder of real data"
+    table = Table("workload", "family", "data", "hidden", "parameters", "", title="Workloads", caption=caption)
+    for number in (3, 4):
+        table.columns[number].justify = "right"
+    with progress_bar("reading", len(WORKLOADS)) as update:
+        for number, workload in enumerate(WORKLOADS.values()):
+            update(number, workload.name)
+            parameters = f"{_num_parameters(workload, data):,}"
+            source = workload.data if folder else "generated"
+            table.add_row(
+                workload.name, workload.family, source, str(workload.hidden), parameters, workload.description
+            )
+    console.print(table)
+    console.print("Run one: edbatch run WORKLOAD. Train one: edbatch train WORKLOAD.", highlight=False)
+
+
+def _num_parameters(workload: Workload, data: Path | None) -> int:
+    corpus = workload.load(data)
+    with torch.device("meta"):  # only shapes: nothing is allocated
+        model = workload.make(corpus)
+    return sum(parameter.numel() for parameter in model.parameters())

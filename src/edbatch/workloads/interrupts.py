@@ -1,0 +1,38 @@
+"""Ctrl-C during long work: it waits for the end of a step, so that what was done can be saved; a second does not."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+
+class Interrupts:
+    """While it is open, SIGINT and SIGTERM set `wanted`; the second of them raises KeyboardInterrupt.
+
+    Args:
+        notify: Called at the first one, to say that it was noticed.
+    """
+
+    SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __init__(self, notify: Callable[[], object]) -> None:
+        self.wanted = False
+        self.notify = notify
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Interrupts:
+        for number in self.SIGNALS:
+            self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.wanted:
+            raise KeyboardInterrupt
+        self.wanted = True
+        self.notify()

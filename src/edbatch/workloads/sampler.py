@@ -1,0 +1,41 @@
+"""Which examples make a mini-batch, and which rank runs which of them: numbers come in, indices go out.
+
+All ranks compute the same, so nothing need be sent. Of a mini-batch every rank gets about the same number of nodes, not
+of examples: a rank with the large trees would let the others wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+
+def mini_batches(num_examples: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    """The examples of an epoch in random order, in mini-batches of at most `batch_size`, as even as can be.
+
+    >>> [len(indices) for indices in mini_batches(10, batch_size=4, seed=0, epoch=0)]
+    [4, 3, 3]
+    """
+    order = list(range(num_examples))
+    Random(seed * 1_000_003 + epoch).shuffle(order)
+    count = -(-num_examples // batch_size)
+    ends = [num_examples * i // count for i in range(count, 0, -1)][::-1]
+    return [order[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def shares(indices: Sequence[int], num_steps: Sequence[int], num_ranks: int) -> list[list[int]]:
+    """A mini-batch divided among ranks: the largest example first, each to the rank with the least work so far.
+
+    `num_steps[index]` is the work of an example. Every rank gets an example, if there are as many.
+
+    >>> shares([0, 1, 2, 3], num_steps=[9, 3, 4, 2], num_ranks=2)
+    [[0], [1, 2, 3]]
+    """
+    work = [0] * num_ranks
+    owned: list[list[int]] = [[] for _ in range(num_ranks)]
+    for index in sorted(indices, key=lambda i: -num_steps[i]):
+        rank = min(range(num_ranks), key=lambda r: (work[r], len(owned[r])))
+        owned[rank].append(index)
+        work[rank] += num_steps[index]
+    place_of = {index: place for place, index in enumerate(indices)}
+    return [sorted(share, key=place_of.__getitem__) for share in owned]

@@ -1,0 +1,158 @@
+"""Training a workload: settings and examples come in, steps that can be watched, evaluations and checkpoints go out.
+
+What a user would write is in `Trainer._step`: a mini-batch, its losses, backward, an optimizer. The rest makes it last:
+it goes on where a checkpoint ends, with the same losses, and on several ranks computes what one process would.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+import edbatch
+from edbatch.datasets.corpora import Corpus
+from edbatch.planning.schedule import Policy
+from edbatch.workloads.checkpoint import Checkpoint, Epoch, Progress, Settings
+from edbatch.workloads.ranks import Ranks
+from edbatch.workloads.registry import Workload, WorkloadError, find
+from edbatch.workloads.sampler import mini_batches, shares
+
+MAX_NORM = 5.0  # gradients are clipped to it
+
+
+class Step(NamedTuple):
+    """A training step: its number in the epoch, how many there are, and of this mini-batch the loss per example."""
+
+    number: int
+    num_steps: int
+    num_examples: int
+    loss: float
+
+
+class Score(NamedTuple):
+    """On how many labels the guesses were right, and the mean loss of an example."""
+
+    right: int
+    num_labels: int
+    loss: float
+
+    @property
+    def accuracy(self) -> float:
+        return self.right / self.num_labels
+
+
+class Trainer:
+    """A model on its way: made afresh, or from a checkpoint."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        corpus: Corpus,
+        policy: str | Policy = "learned",
+        ranks: Ranks | None = None,
+        checkpoint: Checkpoint | None = None,
+    ) -> None:
+        self.settings, self.corpus, self.ranks = settings, corpus, ranks or Ranks()
+        self.workload: Workload = find(settings.workload)
+        self.model = self.workload.make(corpus, settings.hidden, settings.seed)
+        self.batched = edbatch.batch(self.model, policy=policy, stack="cat")
+        self.optimizer = torch.optim.Adam(self.model.parameters(), lr=settings.learning_rate, fused=True)
+        self.progress = Progress()
+        if checkpoint is not None:
+            self._restore(checkpoint)
+        self.num_steps = [self.workload.num_steps(example) for example in corpus.train]
+        self._check_ranks()
+        self.parallel: nn.Module = self.batched
+        if self.ranks.size > 1:
+            self.parallel = nn.parallel.DistributedDataParallel(self.batched)
+
+    def epoch(self) -> Iterator[Step]:
+        """The steps that are left of the present epoch; whoever stops between two of them can save a checkpoint."""
+        number = len(self.progress.epochs)
+        plan = mini_batches(len(self.corpus.train), self.settings.batch_size, self.settings.seed, number)
+        if self.progress.step < len(plan):
+            self._share_policy(plan[self.progress.step])
+        for step in range(self.progress.step, len(plan)):
+            begin = time.perf_counter()
+            loss = self._step(plan[step])
+            self.progress.step = step + 1
+            self.progress.loss_sum += loss * len(plan[step])
+            self.progress.num_examples += len(plan[step])
+            self.progress.seconds += time.perf_counter() - begin
+            yield Step(step + 1, len(plan), len(plan[step]), loss)
+
+    def end_epoch(self) -> Epoch:
+        """Evaluates, and closes the books of the epoch."""
+        done = self.progress
+        accuracy = self.evaluate(self.corpus.dev).accuracy
+        epoch = Epoch(done.loss_sum / done.num_examples, done.seconds, done.num_examples, accuracy)
+        self.progress = Progress([*done.epochs, epoch])
+        return epoch
+
+    def evaluate(self, examples: Sequence[Any]) -> Score:
+        """The score of the model as it is, by all ranks together."""
+        size = self.settings.batch_size
+        right, num_labels, loss = 0.0, 0.0, 0.0
+        self.batched.eval()
+        for begin in range(0, len(examples), size)[self.ranks.rank :: self.ranks.size]:
+            some = examples[begin : begin + size]
+            with torch.no_grad():
+                (losses, _), (guesses, _) = self.batched(some)
+            labels = torch.tensor([label for example in some for label in self.workload.labels(example)])
+            right += int((guesses.cpu() == labels).sum())
+            num_labels += len(labels)
+            loss += losses.sum().item()
+        right, num_labels, loss = self.ranks.sum_of(right, num_labels, loss)
+        return Score(int(right), int(num_labels), loss / len(examples))
+
+    def checkpoint(self) -> Checkpoint:
+        """All that is needed to go on from here."""
+        tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state[parameter].items():
+                tensors[f"optimizer.{name}.{key}"] = value
+        tensors["random"] = torch.get_rng_state()
+        return Checkpoint(self.settings, self.corpus.sizes, self.progress, tensors)
+
+    def _step(self, indices: list[int]) -> float:
+        """One step on a mini-batch, of which this rank runs its share; returns the mean loss of its examples."""
+        mine = shares(indices, self.num_steps, self.ranks.size)[self.ranks.rank]
+        self.parallel.train()
+        (losses, _), _ = self.parallel([self.corpus.train[i] for i in mine])
+        total = losses.sum()
+        self.optimizer.zero_grad()
+        (total * (self.ranks.size / len(indices))).backward()  # ranks take the mean of their gradients
+        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        self.optimizer.step()
+        return self.ranks.sum_of(total.item())[0] / len(indices)
+
+    def _share_policy(self, indices: list[int]) -> None:
+        """All ranks launch by what rank 0 learned, at first from the mini-batch that comes next."""
+        if self.ranks.size == 1:
+            return
+        if self.ranks.is_first:
+            graph = edbatch.record(self.batched, [self.corpus.train[i] for i in indices])
+            edbatch.schedule(graph, self.batched.policy)
+        self.batched.policy = self.ranks.from_first(self.batched.policy)
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        checkpoint.load_weights(self.model, self.corpus.sizes)
+        for name, parameter in self.model.named_parameters():
+            state = checkpoint.part(f"optimizer.{name}")
+            if state:
+                self.optimizer.state[parameter] = state
+        torch.set_rng_state(checkpoint.tensors["random"])
+        self.progress = checkpoint.progress
+
+    def _check_ranks(self) -> None:
+        num_examples, size = len(self.corpus.train), min(self.settings.batch_size, len(self.corpus.train))
+        smallest = num_examples // -(-num_examples // size)
+        if smallest < self.ranks.size:
+            raise WorkloadError(
+                f"a mini-batch of {smallest} examples cannot be divided among {self.ranks.size} processes; raise "
+                "--batch-size, or start fewer processes"
+            )

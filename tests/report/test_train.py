@@ -1,0 +1,138 @@
+"""`edbatch train` and `edbatch run`: files that can be used, errors with the fix in them, and Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from edbatch import load_policy
+from edbatch.cli import app
+from edbatch.workloads import WORKLOADS
+from edbatch.workloads import checkpoint as checkpoints
+
+SMALL = ["--limit", 16, "--batch-size", 8, "--hidden", 6]
+
+
+@pytest.fixture(autouse=True)
+def generated_data(monkeypatch, tmp_path):
+    monkeypatch.delenv("EDBATCH_DATA", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+
+def run(*arguments: object):
+    return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "200", "NO_COLOR": "1", "TERM": "dumb"})
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("trained") / "trees"
+    result = run("train", "tree-lstm", *SMALL, "--epochs", 2, "--one-by-one", 2, "--output", folder)
+    assert result.exit_code == 0, result.output
+    (folder / "output.txt").write_text(result.output)
+    return folder
+
+
+def test_training_writes_a_checkpoint_a_policy_and_a_picture(trained):
+    output = (trained / "output.txt").read_text()
+    assert re.search(r"epoch 1: loss [\d.]+ an example, [\d.]+% right on dev, [\d.]+ s, \d+ examples/s", output)
+    assert re.search(r"One by one an epoch would take \d+ s .* times faster", output)
+    assert len(checkpoints.load(trained).progress.epochs) == 2
+    assert load_policy(trained / "policy.json").types
+    assert (trained / "training.svg").read_bytes().startswith(b"<?xml")
+    assert (trained / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_resume_goes_on_and_the_options_are_those_of_the_checkpoint(trained, tmp_path):
+    folder = tmp_path / "copy"
+    folder.mkdir()
+    (folder / checkpoints.FILE).write_bytes((trained / checkpoints.FILE).read_bytes())
+    result = run("train", "tree-lstm", "--epochs", 3, "--resume", "--output", folder)
+    assert result.exit_code == 0, result.output
+    assert "Going on after 2 epochs and 0 steps" in result.output
+    assert "epoch 3:" in result.output
+    assert "epoch 2:" not in result.output
+    assert checkpoints.load(folder).settings == checkpoints.load(trained).settings
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["train", "tree-lstm", "--output", "{}"],
+            "holds a checkpoint; add --resume to go on from it, or give another",
+        ),
+        (["train", "tree-gru", "--resume", "--output", "{}"], "holds a checkpoint of tree-lstm; name that workload"),
+        (["train", "tree-lstm", "--resume", "--hidden", 7, "--output", "{}"], "was trained with --hidden 6, not 7"),
+        (["train", "tree-lstm", "--resume", "--output", "missing"], "there is no checkpoint in missing"),
+        (["train", "tree", "--output", "x"], "no workload is called 'tree'; choose one of"),
+        (["train", "tree-lstm", "--policy", "best"], "no policy is called 'best'; choose one of"),
+        (["train", "tree-lstm", "--policy", "missing.json"], "cannot read missing.json"),
+        (["train", "tree-lstm", "--data", "missing"], "missing/trees/train.txt is no file"),
+        (["run", "tree-lstm", "--checkpoint", "missing"], "there is no checkpoint in missing"),
+        (["run", "tree-gru", "--checkpoint", "{}"], "holds a checkpoint of tree-lstm; run that workload"),
+        (["run", "tree-lstm", "--hidden", 7, "--checkpoint", "{}"], "holds a model of hidden size 6; leave"),
+        (["run", "tree-lstm", "--output", "missing/x.jsonl"], "cannot write missing/x.jsonl"),
+    ],
+)
+def test_errors(trained, tmp_path, arguments, message):
+    result = run(*(str(a).format(trained) for a in arguments))
+    assert result.exit_code == 1
+    assert message in result.output
+    assert "Traceback" not in result.output
+    assert list(tmp_path.iterdir()) == []  # nothing half-made
+
+
+def test_run_with_a_checkpoint(trained):
+    result = run("run", "tree-lstm", "--checkpoint", trained, "--check", "--output", "guesses.jsonl")
+    assert result.exit_code == 0, result.output
+    assert re.search(r"batches +│ \d+; lower bound \d+", result.output)
+    right, total = map(int, re.search(r"right: (\d+) of (\d+)", result.output).groups())
+    assert "checked: values and gradients" in result.output
+    lines = [json.loads(line) for line in Path("guesses.jsonl").read_text().splitlines()]
+    assert sum(line["guesses"] == line["labels"] for line in lines) == right
+    assert len(lines) == total == 16
+
+
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_run_every_workload(name):
+    result = run("run", name, "--batches", 1, "--batch-size", 2, "--hidden", 4, "--policy", "agenda")
+    assert result.exit_code == 0, result.output
+    assert f"{name}, policy agenda" in result.output
+    assert "2 in 1 mini-batches of 2" in result.output
+
+
+def test_workloads_are_listed():
+    result = run("workloads")
+    assert result.exit_code == 0, result.output
+    for workload in WORKLOADS.values():
+        assert re.search(rf"{workload.name} +│? *{workload.family}.*\d,\d", result.output), workload.name
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_leaves_a_checkpoint_from_which_training_goes_on(tmp_path):
+    command = [sys.executable, "-u", "-m", "edbatch", "train", "tree-lstm", *map(str, SMALL), "--output", "trees"]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(
+        [*command, "--epochs", "100000"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        while "epoch 2:" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=100)
+    assert process.returncode == 130, errors
+    assert "Stopping after this step" in output
+    assert "Saved; go on by: edbatch train tree-lstm --epochs 100000 --output trees --resume" in output
+    assert "Traceback" not in errors
+    done = checkpoints.load(tmp_path / "trees").progress
+    assert len(done.epochs) >= 2
+    result = run("train", "tree-lstm", "--epochs", len(done.epochs) + 1, "--resume", "--output", "trees")
+    assert result.exit_code == 0, result.output
+    assert f"Going on after {len(done.epochs)} epochs and {done.step} steps" in result.output

@@ -1,0 +1,100 @@
+"""Every workload is the same batched and one by one: values, gradients of all parameters, and losses while training."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+import edbatch
+from edbatch.planning.policies import from_name
+from edbatch.workloads import WORKLOADS
+
+POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"]
+DIM, NUM_EXAMPLES, NUM_STEPS = 4, 4, 20
+
+
+@dataclass
+class Case:
+    """A model with a mini-batch, and what one by one makes of it."""
+
+    batched: edbatch.Batched
+    examples: list[Any]
+    losses: torch.Tensor
+    guesses: torch.Tensor
+    gradients: list[torch.Tensor | None]
+
+
+@pytest.fixture(scope="module", params=WORKLOADS)
+def case(request) -> Case:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        workload = WORKLOADS[request.param]
+        corpus = workload.corpus(None, 0, NUM_EXAMPLES)
+        model = workload.make(corpus, hidden=DIM)
+    finally:
+        torch.set_default_dtype(before)
+    batched = edbatch.batch(model, stack="cat")
+    (losses, _), (guesses, lengths) = batched.one_by_one(corpus.train)
+    labels = [workload.labels(example) for example in corpus.train]
+    assert lengths.tolist() == list(map(len, labels))  # a guess for every label
+    return Case(batched, list(corpus.train), losses.detach(), guesses, gradients(losses, model))
+
+
+def gradients(losses: torch.Tensor, model: torch.nn.Module) -> list[torch.Tensor | None]:
+    """None where no example uses a parameter, as happens with 40 modules."""
+    weights = torch.linspace(0.5, 1.5, len(losses), dtype=losses.dtype)
+    return list(torch.autograd.grad((losses * weights).sum(), list(model.parameters()), allow_unused=True))
+
+
+def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9 * float(theirs.abs().max()))
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_training(case, policy):
+    case.batched.train().policy = from_name(policy)
+    (losses, _), (guesses, _) = case.batched(case.examples)
+    assert_equal(losses, case.losses)
+    assert torch.equal(guesses, case.guesses)
+    for ours, theirs in zip(gradients(losses, case.batched), case.gradients, strict=True):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+            assert_equal(ours, theirs)
+    assert [t for t in case.batched.stats.types if t.runs_alone] == []
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_inference(case, policy):
+    case.batched.eval().policy = from_name(policy)
+    with torch.inference_mode():
+        (losses, _), (guesses, _) = case.batched(case.examples)
+    assert_equal(losses, case.losses)
+    assert torch.equal(guesses, case.guesses)
+    assert not losses.requires_grad
+
+
+def test_losses_of_training_steps(case):
+    """The same weights, optimizer and mini-batches: after 20 steps the losses are still the same."""
+    case.batched.train().policy = from_name("learned")
+    weights = copy.deepcopy(case.batched.state_dict())
+    histories = []
+    for run in (case.batched, case.batched.one_by_one):
+        case.batched.load_state_dict(weights)
+        optimizer = torch.optim.SGD(case.batched.parameters(), lr=0.05)
+        history = []
+        for step in range(NUM_STEPS):
+            (losses, _), _ = run(case.examples[step % 2 :: 2])
+            optimizer.zero_grad()
+            losses.mean().backward()
+            torch.nn.utils.clip_grad_norm_(case.batched.parameters(), 1.0)
+            optimizer.step()
+            history.append(losses.mean().detach())
+        histories.append(torch.stack(history))
+    case.batched.load_state_dict(weights)
+    assert_equal(*histories)
+    assert histories[0][-2:].mean() < histories[0][:2].mean()  # it learns
