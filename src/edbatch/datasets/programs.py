@@ -19,7 +19,8 @@ from torch import Tensor
 MIN_CALLS, MAX_CALLS = 8, 24
 NUM_MODULES, NUM_FEATURES, NUM_ANSWERS = 40, 16, 4
 
-_THRESHOLDS = (-1.0, 0.0, 1.0)  # between the answers
+_THRESHOLDS = (-0.7, 0.0, 0.7)  # between the answers
+_FADING = 0.7  # of what a call gets so much is left in what it gives, so the calls near the root decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,16 +89,16 @@ def random_questions(count: int, seed: int) -> list[Question]:
 
 
 def value_of(part: Call | Feature, features: Sequence[Sequence[float]]) -> float:
-    """The hidden number that decides the answer: a feature is worth its scaled sum, and a module pushes the mean of its
-    arguments up or down, each module by its own step.
+    """The hidden number that decides the answer: a feature is worth its scaled sum, and a module pushes the faded mean
+    of its arguments up or down, each module by its own step.
 
-    >>> value_of(Call(4, (Feature(0),)), [[1.0, 3.0]])
-    3.0
+    >>> round(value_of(Call(4, (Feature(0),)), [[1.0, 0.5]]), 6)
+    1.7
     """
     if isinstance(part, Feature):
-        return sum(features[part.index]) / 2
+        return sum(features[part.index]) / 1.5
     values = [value_of(argument, features) for argument in part.arguments]
-    return sum(values) / len(values) + (part.module % 5 - 2) / 2
+    return _FADING * sum(values) / len(values) + (part.module % 5 - 2) / 2
 
 
 def _num_features(part: Call | Feature) -> int:
