@@ -13,7 +13,6 @@ from typer.testing import CliRunner
 
 from edbatch import load_policy
 from edbatch.cli import app
-from edbatch.datasets.graphs import WORKLOADS
 
 
 @pytest.fixture(autouse=True)
@@ -62,7 +61,7 @@ def test_module_and_version():
         (["bench", "tree-lstm", "--mode", "sideways"], 2, "Invalid value for '--mode'"),
         (["bench", "tree-lstm", "--hidden", 0], 2, "Invalid value for '--hidden'"),
         (["demo", "--epochs", "many"], 2, "Invalid value for '--epochs'"),
-        (["learn", "trees"], 1, "error: unknown workload 'trees'; there are tree-lstm, tree-gru, mv-rnn"),
+        (["learn", "trees"], 1, "error: no workload is called 'trees'; choose one of tree-lstm, "),
         (["learn", "tree-lstm", "--output", "/dev/null/a"], 1, "error: cannot write into the folder /dev/null/a"),
         (["learn", "tree-lstm", "--data", "/missing"], 1, "error: /missing/trees/train.txt is no file"),
         (["learn", "tree-lstm", "--encoding", "sideways"], 2, "Invalid value for '--encoding'"),
@@ -142,7 +141,7 @@ def test_learn_and_policy_show(tmp_path, monkeypatch):
     for expected in (
         f"{policy.num_states} states over 5 types",
         "encoding  sort",
-        "types     start, ",
+        f"types     {policy.types[0]}, ",
         f"crowd     {policy.crowd:g}: how much a type's ready nodes together count for the rule",
         f"rule      alone: {policy.training.curve[0].batches} batches (",
         f"from 1 graph of {policy.training.num_nodes:,} nodes in {policy.training.episodes} episodes, seed 5",
@@ -174,9 +173,9 @@ def test_policy_show_of_the_rule_alone(tmp_path, monkeypatch):
     assert "chosen " not in output
 
 
-def test_help_of_learn_lists_the_workloads():
-    shown = " ".join(run("learn", "--help").output.replace("│", " ").split())
-    assert f"One of {', '.join(WORKLOADS)}." in shown
+@pytest.mark.parametrize("command", ["learn", "run", "train"])
+def test_help_says_where_the_workloads_are_listed(command):
+    assert "One that edbatch workloads lists" in " ".join(run(command, "--help").output.split())
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from edbatch.datasets.graphs import WORKLOADS
 from edbatch.errors import EdbatchError
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
@@ -84,6 +83,15 @@ def edbatch(
 
 Hidden = Annotated[int, typer.Option(min=1, help="Hidden size of the model.")]
 BatchSize = Annotated[int, typer.Option(min=1, help="Trees in a mini-batch.")]
+Workload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="One that `edbatch workloads` lists.")]
+PolicyName = Annotated[
+    str | None,
+    typer.Option(
+        help="learned, bound-greedy, agenda, depth, …, or the file of a saved policy.", show_default="learned"
+    ),
+]
+Folder = Annotated[Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")]
+Seed = Annotated[int | None, typer.Option(min=0, help="Seed of weights, order and generated data.", show_default="0")]
 Rounds = Annotated[int, typer.Option(min=1, help="Rounds in which every contender runs once; at least 30.")]
 Data = Annotated[Path | None, typer.Option(help="Folder of trees/train.txt. Default: EDBATCH_DATA, or shipped trees.")]
 Json = Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")]
@@ -108,7 +116,7 @@ def demo(
 
 @app.command()
 def learn(
-    workload: Annotated[str, typer.Argument(metavar="WORKLOAD", help=f"One of {', '.join(WORKLOADS)}.")],
+    workload: Workload,
     graphs: Annotated[int, typer.Option(min=1, help="Mini-batches to learn from, the first ones.")] = 4,
     held_out: Annotated[int, typer.Option(min=0, help="Mini-batches after those, to choose the machine by.")] = 2,
     unseen: Annotated[int, typer.Option(min=0, help="Mini-batches after those, for the comparison only.")] = 5,
@@ -122,6 +130,9 @@ def learn(
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results. Default: WORKLOAD-policy.", show_default=False)
     ] = None,
+    hidden: Annotated[
+        int | None, typer.Option(min=1, help="Hidden size; part of the names of types.", show_default="the workload's")
+    ] = None,
 ) -> None:
     """Learn a machine that decides what to launch next, compare it with other policies, save and draw it.
 
@@ -130,18 +141,8 @@ def learn(
     with _clear_errors():
         from edbatch.report.learn import Settings, run
 
-        run(Settings(workload, graphs, held_out, unseen, batch_size, encoding.value, seed, episodes, data, output))
-
-
-Workload = Annotated[str, typer.Argument(metavar="WORKLOAD", help="One that `edbatch workloads` lists.")]
-PolicyName = Annotated[
-    str | None,
-    typer.Option(
-        help="learned, bound-greedy, agenda, depth, …, or the file of a saved policy.", show_default="learned"
-    ),
-]
-Folder = Annotated[Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")]
-Seed = Annotated[int | None, typer.Option(min=0, help="Seed of weights, order and generated data.", show_default="0")]
+        sizes = (graphs, held_out, unseen, batch_size)
+        run(Settings(workload, *sizes, encoding.value, seed, episodes, data, output, hidden))
 
 
 @app.command()

@@ -17,15 +17,14 @@ import pytest
 from rich.console import Console
 
 import edbatch
-from edbatch.datasets import DatasetError
-from edbatch.datasets.graphs import mini_batch_graphs
 from edbatch.planning.fsm import MARKS, Fsm
 from edbatch.planning.training import Evaluation, Training
 from edbatch.report import learn, pictures, words
 from edbatch.report.learn import FILES, Settings
 from edbatch.report.output import OutputError
+from edbatch.workloads import WorkloadError
 
-SMALL = Settings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60)
+SMALL = Settings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60, hidden=4)
 NOTHING = edbatch.policies.QLearning(episodes=0, demonstrate=False)
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy")
 
@@ -80,15 +79,15 @@ def test_writes_files_that_can_be_read(tmp_path):
         assert ElementTree.parse(folder / f"{name}.svg").getroot().tag.endswith("svg")
         assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG")
     svg = (folder / "machine.svg").read_text()
-    assert all(f"<!-- {name}" in svg for name in policy.types)
-    assert f'edbatch.load_policy("{folder.as_posix()}/policy.json")' in printed
+    assert all(f"<!-- {words.shortened(name)}" in svg for name in policy.types)
+    assert f"edbatch run tree-lstm-2type --policy '{folder}/policy.json' --hidden 4" in printed
     assert f"edbatch policy show '{folder}/policy.json'" in printed
 
 
 def test_table_has_the_sums_of_every_policy(tmp_path):
     printed = run(tmp_path)
-    graphs = mini_batch_graphs("tree-lstm-2type", 5, batch_size=4, seed=3)
-    groups = graphs[:2], graphs[2:3], graphs[3:]
+    groups = list(learn.mini_batches(SMALL).values())
+    assert list(map(len, groups)) == [2, 1, 2]
     bounds = [sum(graph.lower_bound() for graph in group) for group in groups]
     fsm = edbatch.load_policy(tmp_path / "policy.json")
     rule = edbatch.learn_policy(groups[0], held_out=groups[1], settings=NOTHING)
@@ -145,10 +144,10 @@ def test_without_held_out_and_unseen_mini_batches(tmp_path):
 
 def test_types_that_only_unseen_mini_batches_have(tmp_path):
     printed = run(tmp_path, workload="module-net", graphs=1, held_out=0, unseen=2, batch_size=1)
-    assert re.search(r"New to fsm in the unseen mini-batches: \d+ types \(module ", printed)
+    assert re.search(r"New to fsm in the unseen mini-batches: \d+ types \(library", printed)
     known = edbatch.load_policy(tmp_path / "policy.json").types
-    (graph,) = mini_batch_graphs("module-net", 1, batch_size=1, seed=3)
-    assert set(known) == set(graph.type_names)
+    settings = replace(SMALL, workload="module-net", graphs=1, held_out=0, unseen=0, batch_size=1)
+    assert set(known) == set(learn.mini_batches(settings)["training"][0].type_names)
     assert len(row(printed, "rule alone")) == 2
 
 
@@ -208,7 +207,7 @@ def test_refuses_what_it_cannot_write_before_learning(tmp_path, monkeypatch):
 
 
 def test_unknown_workload_leaves_nothing(tmp_path):
-    with pytest.raises(DatasetError, match=r"unknown workload 'trees'; there are tree-lstm, .*, module-net"):
+    with pytest.raises(WorkloadError, match=r"no workload is called 'trees'; choose one of tree-lstm, .*, module-net"):
         run(tmp_path / "new", workload="trees")
     assert not list(tmp_path.iterdir())
 

@@ -1,7 +1,8 @@
 """`edbatch learn` and `edbatch policy show`: a workload's name or a saved policy comes in, files and tables go out.
 
-The mini-batches of a workload are told apart by what they are for: training is learned from, the held-out ones choose
-among the machines on the way, the unseen ones only judge. Whatever fails or is interrupted leaves no file behind.
+The workload's model is recorded on the first examples of its training data. The mini-batches are told apart by what
+they are for: training is learned from, the held-out ones choose among the machines on the way, the unseen ones only
+judge. Whatever fails or is interrupted leaves no file behind.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from edbatch.datasets.files import data_folder
-from edbatch.datasets.graphs import mini_batch_graphs
+import edbatch
+from edbatch.datasets.files import DatasetError, data_folder
 from edbatch.errors import PolicyError
 from edbatch.planning.fsm import Fsm, State
 from edbatch.planning.graph import Graph
@@ -29,6 +30,7 @@ from edbatch.planning.training import Evaluation, QLearning, Training
 from edbatch.report.output import output_folder, progress_bar, say, write_files
 from edbatch.report.pictures import draw_curve, draw_machine
 from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
+from edbatch.workloads.registry import GENERATED, find
 
 FILES = ("policy.json", "curve.svg", "curve.png", "machine.svg", "machine.png")
 SHOWN_TYPES = 8
@@ -50,6 +52,7 @@ class Settings:
     episodes: int = QLearning.episodes
     data: Path | None = None
     output: Path | None = None
+    hidden: int | None = None  # sizes of values are part of a type's name
 
     @property
     def folder(self) -> Path:
@@ -70,8 +73,7 @@ def run(settings: Settings, console: Console | None = None) -> None:
         write_files(settings.folder, {"policy.json": policy.save, **pictures})
     say(console, f"Wrote {', '.join(FILES)} into {settings.folder}")
     path = settings.folder / "policy.json"
-    say(console, f"Use it on graphs of these types ({_listed(policy.types)}):")
-    say(console, f'  edbatch.schedule(graph, edbatch.load_policy("{path.as_posix()}"))')
+    say(console, f"Use it:\n  edbatch run {settings.workload} --policy {shlex.quote(str(path))}{_hidden(settings)}")
     say(console, "A model of your own learns by itself, and saves what it learned:")
     say(console, '  batched = edbatch.batch(model); batched(examples); batched.policy.save("model.policy.json")')
     say(console, f"Look at it:\n  edbatch policy show {shlex.quote(str(path))}")
@@ -80,9 +82,22 @@ def run(settings: Settings, console: Console | None = None) -> None:
 def mini_batches(settings: Settings) -> Groups:
     """The mini-batches by what they are for; those that are not wanted are not there."""
     numbers = {"training": settings.graphs, "held out": settings.held_out, "unseen": settings.unseen}
-    total = sum(numbers.values())
-    graphs = iter(mini_batch_graphs(settings.workload, total, settings.batch_size, settings.data, settings.seed))
-    return {name: list(islice(graphs, number)) for name, number in numbers.items() if number}
+    total, size = sum(numbers.values()), settings.batch_size
+    workload = find(settings.workload)
+    corpus = workload.load(settings.data, settings.seed, total * size)
+    if len(corpus.train) < total * size:
+        raise DatasetError(
+            f"{total} mini-batches of {size} need {total * size} examples, and there are {len(corpus.train)} in "
+            f"{corpus.source}; ask for fewer"
+        )
+    batched = edbatch.batch(workload.make(corpus, settings.hidden, settings.seed))
+    graphs = []
+    with progress_bar("recording", total) as update:
+        for number in range(total):
+            graphs.append(edbatch.record(batched, corpus.train[number * size : (number + 1) * size]))
+            update(number + 1, "")
+    rest = iter(graphs)
+    return {name: list(islice(rest, number)) for name, number in numbers.items() if number}
 
 
 def learn(settings: Settings, groups: Groups) -> Fsm:
@@ -181,9 +196,13 @@ def _explanation(policy: Fsm, groups: Groups, settings: Settings) -> str:
     return "\n".join(lines)
 
 
+def _hidden(settings: Settings) -> str:
+    return f" --hidden {settings.hidden}" if settings.hidden else ""
+
+
 def _source(settings: Settings) -> str:
     folder = data_folder(settings.data)
-    return "generated" if folder is None or settings.workload == "module-net" else f"from {folder}"
+    return "generated" if folder is None or find(settings.workload).data == GENERATED else f"from {folder}"
 
 
 def _bound(graphs: list[Graph]) -> int:

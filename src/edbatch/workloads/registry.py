@@ -18,6 +18,8 @@ from edbatch.datasets.corpora import Corpus
 from edbatch.datasets.files import data_folder
 from edbatch.errors import EdbatchError
 
+GENERATED = "generated"  # there is no real data of it
+
 
 class WorkloadError(EdbatchError, ValueError):
     """A workload, or something of one, was asked for that does not exist."""
@@ -112,8 +114,7 @@ def _num_calls(question: Any) -> int:
     return count
 
 
-_TREES, _TAGS, _PAIRS, _LATTICES = "Stanford Sentiment Treebank", "WikiNER", "IWSLT'15 English–Vietnamese", "lattices"
-_GENERATED = "generated"
+_TREES, _TAGS, _PAIRS, _LATTICES = "Stanford trees", "WikiNER", "IWSLT'15 en–vi", "lattices"
 
 WORKLOADS: dict[str, Workload] = {
     workload.name: workload
@@ -135,11 +136,11 @@ WORKLOADS: dict[str, Workload] = {
             models.MVRNN, corpora.trees, _root, _num_tree_nodes, hidden=64,
         ),
         Workload(
-            "perfect-tree", "tree", "a TreeLSTM on perfect binary trees of depth 5 to 7", _GENERATED,
+            "perfect-tree", "tree", "a TreeLSTM on perfect binary trees of depth 5 to 7", GENERATED,
             models.TreeLSTM, corpora.perfect_trees, _root, _num_tree_nodes,
         ),
         Workload(
-            "grid-tree", "tree", "a TreeLSTM on triangular grids, where neighbours share children", _GENERATED,
+            "grid-tree", "tree", "a TreeLSTM on triangular grids, where neighbours share children", GENERATED,
             models.GridTree, corpora.triangles, _root, _num_triangle_nodes,
         ),
         Workload(
@@ -161,7 +162,7 @@ WORKLOADS: dict[str, Workload] = {
         *(
             Workload(
                 f"lstm-{dims}d", "chain" if dims == 1 else "lattice", f"an LSTM over {dims}-dimensional grids",
-                _GENERATED, partial(models.GridLSTM, dims=dims), partial(corpora.grids, dims=dims), _root, _num_words,
+                GENERATED, partial(models.GridLSTM, dims=dims), partial(corpora.grids, dims=dims), _root, _num_words,
             )
             for dims in (1, 2, 3)
         ),
@@ -174,11 +175,11 @@ WORKLOADS: dict[str, Workload] = {
             models.LatticeGRU, corpora.lattices, _tags, _num_arcs,
         ),
         Workload(
-            "random-dag", "lattice", "200 states with four arcs each, of two kinds", _GENERATED,
+            "random-dag", "lattice", "200 states with four arcs each, of two kinds", GENERATED,
             models.RandomDag, corpora.dags, _tags, _num_arcs,
         ),
         Workload(
-            "module-net", "tree", "a program of its own for every example, over 40 modules", _GENERATED,
+            "module-net", "tree", "a program of its own for every example, over 40 modules", GENERATED,
             models.ModuleNet, corpora.questions, _root, _num_calls,
         ),
     )
