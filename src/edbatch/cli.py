@@ -343,7 +343,7 @@ def bench_workloads(
     workload: Annotated[list[str] | None, typer.Option(help="A workload; may be repeated. Default: all.")] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
     hidden: Annotated[int, typer.Option(min=2, help="Hidden size; MV-RNN has half of it.")] = 128,
-    rounds: Rounds = 30,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which edbatch runs once; at least 10.")] = 30,
     one_by_one_rounds: Annotated[int, typer.Option(min=1, help="Rounds in which one by one runs, too.")] = 3,
     threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: torch's own choice.")] = None,
     data: Folder = None,

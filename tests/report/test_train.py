@@ -34,7 +34,9 @@ def run(*arguments: object):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "trees"
-    result = run("train", "tree-lstm", *SMALL, "--epochs", 2, "--one-by-one", 2, "--output", folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("EDBATCH_DATA", raising=False)
+        result = run("train", "tree-lstm", *SMALL, "--epochs", 2, "--one-by-one", 2, "--output", folder)
     assert result.exit_code == 0, result.output
     (folder / "output.txt").write_text(result.output)
     return folder

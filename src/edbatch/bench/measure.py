@@ -173,10 +173,10 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def check_rounds(rounds: int) -> None:
+def check_rounds(rounds: int, least: int = MIN_ROUNDS) -> None:
     """Refuses fewer rounds than a median needs."""
-    if rounds < MIN_ROUNDS:
-        raise BenchError(f"{rounds} rounds are too few for a median to trust; ask for {MIN_ROUNDS} or more")
+    if rounds < least:
+        raise BenchError(f"{rounds} rounds are too few for a median to trust; ask for {least} or more")
 
 
 def check_output(path: Path | None) -> None:

@@ -20,13 +20,14 @@ from torch import nn
 import edbatch
 from edbatch.batched import Batched
 from edbatch.bench import measure
-from edbatch.bench.measure import MIN_ROUNDS, BenchError, Spread
+from edbatch.bench.measure import BenchError, Spread
 from edbatch.workloads import WORKLOADS, Workload, find
 from edbatch.workloads.one_by_one import OneByOne
 
 EDBATCH, ONE_BY_ONE = "edbatch", "one by one"
 MODES = ("infer", "train")
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned")
+MIN_ROUNDS = 10  # of each of many workloads
 STAGES = ("record", "schedule", "plan", "run", "backward")
 
 
@@ -37,13 +38,13 @@ class Settings:
     workloads: tuple[str, ...] = ()
     batch_size: int = 32
     hidden: int = 128
-    rounds: int = MIN_ROUNDS
+    rounds: int = 30
     one_by_one_rounds: int = 3
     threads: int | None = None
     seed: int = 0
 
     def check(self) -> None:
-        measure.check_rounds(self.rounds)
+        measure.check_rounds(self.rounds, MIN_ROUNDS)
         if self.one_by_one_rounds > self.rounds:
             raise BenchError(f"one by one can run in 1 to {self.rounds} of the rounds, not in {self.one_by_one_rounds}")
 

@@ -7,6 +7,7 @@ of examples: a rank with the large trees would let the others wait.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from random import Random
 
 
@@ -14,13 +15,13 @@ def mini_batches(num_examples: int, batch_size: int, seed: int, epoch: int) -> l
     """The examples of an epoch in random order, in mini-batches of at most `batch_size`, as even as can be.
 
     >>> [len(indices) for indices in mini_batches(10, batch_size=4, seed=0, epoch=0)]
-    [4, 3, 3]
+    [3, 3, 4]
     """
     order = list(range(num_examples))
     Random(seed * 1_000_003 + epoch).shuffle(order)
     count = -(-num_examples // batch_size)
-    ends = [num_examples * i // count for i in range(count, 0, -1)][::-1]
-    return [order[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+    ends = [num_examples * i // count for i in range(count + 1)]
+    return [order[begin:end] for begin, end in pairwise(ends)]
 
 
 def shares(indices: Sequence[int], num_steps: Sequence[int], num_ranks: int) -> list[list[int]]:
