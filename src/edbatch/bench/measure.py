@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from edbatch.atomic import write_atomically
+from edbatch.datasets.files import data_folder
 from edbatch.errors import EdbatchError
 
 MIN_ROUNDS = 30
@@ -177,6 +178,15 @@ def check_rounds(rounds: int, least: int = MIN_ROUNDS) -> None:
     """Refuses fewer rounds than a median needs."""
     if rounds < least:
         raise BenchError(f"{rounds} rounds are too few for a median to trust; ask for {least} or more")
+
+
+def without_folder(source: str, data: str | os.PathLike[str] | None) -> str:
+    """Where examples are from, without the folder of this machine in which their files are.
+
+    >>> without_folder("/home/me/data/trees/train.txt; generated", "/home/me/data")
+    'trees/train.txt; generated'
+    """
+    return source.replace(f"{data_folder(data)}{os.sep}", "")
 
 
 def check_output(path: Path | None) -> None:

@@ -67,7 +67,8 @@ def _measure(
     found: dict[str, Any] = {kind: _graph(batched[kind], corpus.train) for kind in models}
     for kind in models:
         found[kind]["train_ms"] = rounds.spread(kind).scaled(1e3)._asdict()
-    return {"data": corpus.source, **found, "speedup": rounds.ratio(LISTS, SEGMENTS)._asdict()}
+    source = measure.without_folder(corpus.source, data)
+    return {"data": source, **found, "speedup": rounds.ratio(LISTS, SEGMENTS)._asdict()}
 
 
 def listed_like(model: nn.Module, name: str) -> nn.Module:

@@ -85,7 +85,7 @@ def _measure(
     batches = {name: edbatch.schedule(graph, _policy(name, race.batched)).num_batches for name in POLICIES}
     advance()
     return {
-        "data": corpus.source,
+        "data": measure.without_folder(corpus.source, data),
         "hidden": hidden_of(workload, settings.hidden),
         "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
         "num_nodes": graph.num_nodes,

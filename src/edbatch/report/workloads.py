@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
@@ -18,7 +19,8 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     console = console or Console()
     folder = data_folder(data)
     caption = f"real data from {folder}" if folder else "generated data; set EDBATCH_DATA to a folder of real data"
-    table = Table("workload", "family", "data", "hidden", "parameters", "", title="Workloads", caption=caption)
+    heads = ("workload", "family", "data", "hidden", "parameters", "")
+    table = Table(*heads, title="Workloads", caption=caption, box=SIMPLE, pad_edge=False)
     for number in (3, 4):
         table.columns[number].justify = "right"
     with progress_bar("reading", len(WORKLOADS)) as update:
