@@ -128,3 +128,29 @@ def test_leaked_rows():
     for function in (lambda x: kept[0], lambda x: kept[0][0], lambda x: kept[0].sum(0)):
         with pytest.raises(edbatch.EdbatchError, match="outside the call"):
             edbatch.batch(function)(X)
+
+
+def test_a_product_with_rows_is_not_taken_for_a_broadcast():
+    """With as many rows as entries both `weights @ rows` and `rows * weights` are right, and mean different things."""
+
+    def function(x):
+        rows = torch.stack([x, x * 2, x * 3, x * 4, x * 5, x * 6])
+        weights = rows @ x
+        return (
+            weights @ rows,
+            (rows * weights).sum(0),
+            weights @ rows,
+            (rows * x).mean(dim=0),
+            torch.softmax(weights, 0),
+        )
+
+    edbatch.check(edbatch.batch(function), X)
+
+
+def test_rows_of_different_lengths_are_refused_also_when_the_function_is_known():
+    def function(x):
+        two, three = (torch.stack([x] * n) * 1 for n in (2, 3))
+        return (two * two).sum(0) + (three * three).sum(0) + (two * three).sum(0)
+
+    with pytest.raises(RuntimeError, match="must match"):
+        edbatch.batch(function)(X)

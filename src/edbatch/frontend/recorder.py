@@ -30,7 +30,7 @@ from edbatch.frontend.names import Names
 from edbatch.frontend.recording import NodeType, Recording
 from edbatch.frontend.shared import SharedTensors, flatten
 from edbatch.frontend.signature import Parts, calling
-from edbatch.planning.layout import REF
+from edbatch.planning.layout import REF, Slot
 from edbatch.spec import Spec, float_bits
 
 ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
@@ -157,6 +157,9 @@ class Recorder:
         node = len(self.types)
         self.add_type(entry.id)
         self.add_args(flat)
+        if entry.simple == 1:
+            kind = entry.kinds[0]
+            return rows_of(node, kind, length or 0) if entry.type.per_row[0] else lazy(node, kind)
         return entry.outputs(node, length)
 
     def entry(self, key: Hashable, make: Callable[[], NodeType], context: Context | None = None) -> Entry:
@@ -197,6 +200,9 @@ class Recorder:
 
     def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
         """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
+        found = None if kwargs else self._known_rows(target, args)
+        if found is not None:
+            return found
         length = next(a.length for a in args if type(a) is Rows)
         return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
 
@@ -271,8 +277,12 @@ class Recorder:
             )
         if not kwargs:
             found = self._known(func, args)
-            if found is not None:
-                return found
+        elif len(args) == 1 and kwargs == {"dim": 0} and type(args[0]) is Rows:
+            found = self._known_rows(func, (args[0], 0))
+        else:
+            found = None
+        if found is not None:
+            return found
         if func is torch.stack and self.is_open:
             found = rows_of_values.torch_function(self, func, args, kwargs)
             if found is not NotImplemented:
@@ -310,6 +320,8 @@ class Recorder:
                 flat.append(a.ref)
             elif kind is nn.Parameter:
                 key.append(id(a))
+            elif kind is Rows:
+                return self._known_rows(func, args)
             elif kind is not int and kind is not float:
                 return None
             elif func in ARITHMETIC:
@@ -319,6 +331,28 @@ class Recorder:
                 key.append((kind, a))
         entry = self.entries.get(tuple(key))
         return None if entry is None or not self.is_open else self.add(entry, flat)
+
+    def _known_rows(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
+        if not self.is_open:
+            return None
+        if func in rows_of_values.REDUCE and (args[1:] == (0,) or (len(args) == 1 and args[0].ndim == 1)):
+            found = rows_of_values.REDUCE[func](self, args[0])
+            return None if found is NotImplemented else found
+        key: list[Any] = [torch.matmul if func is operator.matmul else func]
+        flat = []
+        length = None
+        for a in args:
+            if type(a) is Rows and a.ref is not None and length in (None, a.length):
+                key += (a.kind, Slot.ROWS)
+                length = a.length
+            elif type(a) is Lazy:
+                key += (a.kind, Slot.REPEAT)
+            else:
+                return None
+            flat.append(a.ref)
+        entry = self.entries.get(tuple(key))
+        return None if entry is None else self.add(entry, flat, length)
 
     def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]

@@ -228,8 +228,13 @@ def _product(recorder: Recorder, left: Any, right: Any) -> Any:
         if right.ndim == 1 or (right.ndim == 2 and isinstance(right, torch.Tensor) and right in recorder.shared):
             return recorder.row_wise(torch.matmul, (left, right), {})
     elif type(left) is Rows and type(right) is Rows and left.ndim == 1 and right.length == left.length:
-        return _sum(recorder, recorder.row_wise(torch.mul, (right, left), {}))
+        return _sum(recorder, recorder.row_wise(scale, (right, left), {}))
     return NotImplemented
+
+
+def scale(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """One row times its weight; not `torch.mul`, which means something else for rows and as many numbers."""
+    return row * weight
 
 
 def _sum(recorder: Recorder, rows: Rows) -> Any:
@@ -292,4 +297,9 @@ REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
     "amax": _segment("amax"),
     "logsumexp": _segment("logsumexp"),
     "softmax": _segment("softmax"),
+}
+REDUCE: dict[Any, Callable[[Recorder, Rows], Any]] = {  # by the function itself, for calls over dimension 0
+    function: reduce
+    for name, reduce in REDUCTIONS.items()
+    for function in (getattr(torch, name), getattr(torch.Tensor, name))
 }
