@@ -223,7 +223,7 @@ def train(
     from edbatch.workloads.ranks import join, leave
 
     options = Options(
-        workload, epochs, hidden, batch_size, seed, learning_rate, limit, policy or "learned", data, output, resume,
+        workload, epochs, hidden, batch_size, seed, learning_rate, limit, policy, data, output, resume,
         save_every, one_by_one,
     )  # fmt: skip
     ranks = join()

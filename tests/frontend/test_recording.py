@@ -470,3 +470,45 @@ def test_pending_sums_and_plain_tensors_as_operands_of_a_known_cell():
     (ours,) = torch.autograd.grad(batched(xs, [0, 1, 2, 5]).sum(), start)
     (theirs,) = torch.autograd.grad(batched.one_by_one(xs, [0, 1, 2, 5]).sum(), start)
     torch.testing.assert_close(ours, theirs)
+
+
+class Helper(nn.Module):
+    """No cell: an ordinary part of the model."""
+
+    def forward(self, x, extra):
+        return torch.tanh(x) if extra is None else torch.tanh(x + 0)
+
+
+def test_what_a_helper_is_given_is_no_operand_of_it():
+    unused = nn.Parameter(torch.randn(2000, 4))
+    helper = Helper()
+    batched = edbatch.batch(lambda x: helper(x * 2, unused) + helper(x * 3, unused))
+    x = torch.randn(3, 4, requires_grad=True)
+    batched(x).sum().backward()
+    assert unused.grad is None
+    assert batched.stats.peak_bytes < unused.numel()
+    sparse = torch.eye(4).to_sparse()
+    assert edbatch.batch(lambda x: helper(x, sparse))(x).shape == (3, 4)
+
+
+def test_sums_grow_on_in_helpers():
+    class Adder(nn.Module):
+        def forward(self, total, x):
+            return total + x
+
+    adder = Adder()
+
+    def function(x):
+        total = x * 2 + x * 3
+        for _ in range(3):
+            total = adder(total, x)
+        return total
+
+    one, two = (edbatch.record(function, torch.randn(n, 4)).num_nodes for n in (1, 2))
+    assert two == 2 * one
+
+
+def test_zeros_of_either_sign_are_different_constants():
+    x = torch.tensor([[1.0], [-2.0]])
+    ours = edbatch.batch(lambda x: (torch.copysign(x, 0.0), torch.copysign(x, -0.0)))(x)
+    assert [t.flatten().tolist() for t in ours] == [[1.0, 2.0], [-1.0, -2.0]]

@@ -154,3 +154,33 @@ def test_rows_of_different_lengths_are_refused_also_when_the_function_is_known()
 
     with pytest.raises(RuntimeError, match="must match"):
         edbatch.batch(function)(X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows, x: rows.sum(1).max(),
+        lambda rows, x: torch.max(rows.sum(1)),
+        lambda rows, x: torch.max(rows, torch.tensor(0.0, dtype=torch.float64)),
+        lambda rows, x: rows.max(torch.zeros(6, dtype=torch.float64)),
+        lambda rows, x: torch.max(rows, x),
+        lambda rows, x: torch.max(rows, rows * 2),
+        lambda rows, x: torch.max(x, rows),
+        lambda rows, x: rows.max(0).values + rows.sum(0) + rows.mean(dim=0),
+        lambda rows, x: rows.sum(),
+        lambda rows, x: torch.stack([x.sum(), x.mean()]).sum() + torch.stack([x.sum(), x.mean()]).mean(),
+    ],
+)
+def test_reductions_are_told_from_what_only_looks_like_them(function):
+    def twice(x, n):
+        return [function(torch.stack([x * i for i in range(1, n + 1)]), x) for _ in range(2)]
+
+    edbatch.check(edbatch.batch(twice, stack=False), X, [3, 3, 3, 3])
+
+
+@pytest.mark.parametrize("function", [torch.sum, torch.mean, torch.softmax, torch.amax])
+def test_leaked_rows_in_functions(function):
+    kept = []
+    edbatch.batch(lambda x: kept.append(torch.stack([x, x])) or x)(X)
+    with pytest.raises(edbatch.EdbatchError, match="outside the call"):
+        edbatch.batch(lambda x: x + function(kept[0], 0))(X)

@@ -73,6 +73,10 @@ def test_resume_goes_on_and_the_options_are_those_of_the_checkpoint(trained, tmp
         ),
         (["train", "tree-gru", "--resume", "--output", "{}"], "holds a checkpoint of tree-lstm; name that workload"),
         (["train", "tree-lstm", "--resume", "--hidden", 7, "--output", "{}"], "was trained with --hidden 6, not 7"),
+        (
+            ["train", "tree-lstm", "--resume", "--policy", "depth", "--output", "{}"],
+            "was trained with --policy learned",
+        ),
         (["train", "tree-lstm", "--resume", "--output", "missing"], "there is no checkpoint in missing"),
         (["train", "tree", "--output", "x"], "no workload is called 'tree'; choose one of"),
         (["train", "tree-lstm", "--policy", "best"], "no policy is called 'best'; choose one of"),

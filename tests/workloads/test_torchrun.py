@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
+import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from edbatch.workloads import checkpoint as checkpoints
 
-OPTIONS = ["--limit", "24", "--batch-size", "8", "--hidden", "6", "--epochs", "2", "--learning-rate", "0.01"]
+OPTIONS = ["--limit", "24", "--batch-size", "8", "--hidden", "6", "--learning-rate", "0.01"]
 
 PROGRAM = """
 import torch.distributed as dist
@@ -33,24 +32,30 @@ leave(ranks, 0)
 """
 
 
-def torchrun(*arguments: object, folder: Path) -> str:
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {k: v for k, v in os.environ.items() if k != "EDBATCH_DATA"} | {"OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*launcher, *map(str, arguments)], capture_output=True, text=True, cwd=folder, env=environment, timeout=280
-    )
+LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+TRAIN = ["-m", "edbatch", "train", "tree-lstm", *OPTIONS]
+
+
+@pytest.fixture(autouse=True)
+def environment(monkeypatch):
+    monkeypatch.delenv("EDBATCH_DATA", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setenv("PYTHONUNBUFFERED", "1")
+
+
+def torchrun(*arguments: object) -> str:
+    done = subprocess.run([*LAUNCHER, *map(str, arguments)], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 @pytest.mark.timeout(600)
-def test_two_processes_train_what_one_does(tmp_path, monkeypatch):
-    monkeypatch.delenv("EDBATCH_DATA", raising=False)
-    output = torchrun("-m", "edbatch", "train", "tree-lstm", *OPTIONS, "--output", tmp_path / "two", folder=tmp_path)
+def test_two_processes_train_what_one_does(tmp_path):
+    output = torchrun(*TRAIN, "--epochs", 2, "--output", tmp_path / "two")
     assert "2 processes divide every mini-batch by its nodes" in output
     assert output.count("epoch 2: ") == 1  # one of them talks
-    command = [sys.executable, "-m", "edbatch", "train", "tree-lstm", *OPTIONS, "--output", str(tmp_path / "one")]
-    subprocess.run(command, check=True, capture_output=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    command = [sys.executable, *TRAIN, "--epochs", "2", "--output", str(tmp_path / "one")]
+    subprocess.run(command, check=True, capture_output=True)
     two, one = checkpoints.load(tmp_path / "two"), checkpoints.load(tmp_path / "one")
     for ours, theirs in zip(two.progress.epochs, one.progress.epochs, strict=True):
         assert ours.loss == pytest.approx(theirs.loss, rel=1e-4)
@@ -62,7 +67,19 @@ def test_two_processes_train_what_one_does(tmp_path, monkeypatch):
 @pytest.mark.timeout(600)
 def test_all_have_the_policy_of_rank_0_and_equal_work(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
-    words = torchrun(tmp_path / "program.py", folder=tmp_path).split()
+    words = torchrun(tmp_path / "program.py").split()
     assert words[:2] == ["policies", "True"]
     most, least = sorted(map(int, words[3:]), reverse=True)
     assert least > 0.8 * most
+
+
+@pytest.mark.timeout(600)
+def test_ctrl_c_saves(tmp_path):
+    command = [*LAUNCHER, *TRAIN, "--epochs", "100000", "--output", str(tmp_path / "trees")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        while "epoch 1:" not in process.stdout.readline():
+            assert process.poll() is None, process.stderr.read()
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=100)
+    assert "Saved; go on by: edbatch train tree-lstm --epochs 100000" in output
+    assert checkpoints.load(tmp_path / "trees").progress.epochs

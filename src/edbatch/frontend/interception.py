@@ -98,6 +98,7 @@ def _signature(
     """Key and data of a call whose arguments are values, tensors, ints and tuples of values; else no key."""
     key: list[Any] = [module]
     flat: list[int] = []
+    is_cell = recorder.is_cell(module)  # else a tensor is no operand yet, and a sum may grow on
     for a in args:
         kind = type(a)
         if kind is int:
@@ -108,7 +109,7 @@ def _signature(
             key += (tuple, len(a))
         for b in a if kind is tuple else (a,):
             if type(b) is not Lazy:
-                b = _value(recorder, b)
+                b = _value(recorder, b) if is_cell else None
                 if b is None:
                     return None, flat
             key.append(b.kind)

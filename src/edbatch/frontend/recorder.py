@@ -176,6 +176,10 @@ class Recorder:
 
     # ---- cells
 
+    def is_cell(self, module: nn.Module) -> bool:
+        """Whether a module was called before and is a cell."""
+        return self._cells.get((module, ())) is not None
+
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module or a marked function."""
         owners = tuple([a for a in args if isinstance(a, nn.Module)]) if isinstance(target, CellFunction) else ()
@@ -328,7 +332,7 @@ class Recorder:
                 key.append(kind)
                 flat.append(a if kind is int else float_bits(a))
             else:
-                key.append((kind, a))
+                key.append((kind, a if kind is int else float_bits(a)))
         entry = self.entries.get(tuple(key))
         return None if entry is None or not self.is_open else self.add(entry, flat)
 
@@ -336,8 +340,11 @@ class Recorder:
         """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
         if not self.is_open:
             return None
-        if func in rows_of_values.REDUCE and (args[1:] == (0,) or (len(args) == 1 and args[0].ndim == 1)):
-            found = rows_of_values.REDUCE[func](self, args[0])
+        reduction = rows_of_values.NAME_OF_REDUCTION.get(func)
+        if reduction is not None:
+            if type(args[0]) is not Rows or len(args) != 2 or type(args[1]) is not int or args[1] != 0:
+                return None
+            found = rows_of_values.reduce(self, reduction, args[0])
             return None if found is NotImplemented else found
         key: list[Any] = [torch.matmul if func is operator.matmul else func]
         flat = []

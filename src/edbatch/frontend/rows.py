@@ -175,6 +175,8 @@ def check_owner(recorder: Recorder, rows: Rows) -> None:
 
 # ---- torch functions of rows
 
+OF_ALL = ("sum", "mean", "amax")  # reductions that mean the same over all numbers as over the rows of numbers
+
 
 def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A torch function of rows that batches across lengths; NotImplemented for any other."""
@@ -184,7 +186,7 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
         rows = stack(recorder, args[0]) if dim == 0 and args else None
         return NotImplemented if rows is None else rows
     if name in REDUCTIONS and type(args[0]) is Rows and _over_rows(name, args, kwargs):
-        return REDUCTIONS[name](recorder, args[0])
+        return reduce(recorder, name, args[0])
     if name in ("matmul", "mv") and not kwargs:
         return _product(recorder, *args)
     if (
@@ -209,7 +211,7 @@ def _over_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
         return False
     ndim = args[0].ndim
     if dims is None:
-        return ndim == 1 and name in ("sum", "mean", "amax")
+        return ndim == 1 and name in OF_ALL
     return type(dims) is int and dims in (0, -ndim)
 
 
@@ -298,8 +300,12 @@ REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
     "logsumexp": _segment("logsumexp"),
     "softmax": _segment("softmax"),
 }
-REDUCE: dict[Any, Callable[[Recorder, Rows], Any]] = {  # by the function itself, for calls over dimension 0
-    function: reduce
-    for name, reduce in REDUCTIONS.items()
-    for function in (getattr(torch, name), getattr(torch.Tensor, name))
+NAME_OF_REDUCTION = {
+    function: name for name in REDUCTIONS for function in (getattr(torch, name), getattr(torch.Tensor, name))
 }
+
+
+def reduce(recorder: Recorder, name: str, rows: Rows) -> Any:
+    """A reduction over all rows; NotImplemented for rows that have none, such as whole numbers."""
+    check_owner(recorder, rows)
+    return REDUCTIONS[name](recorder, rows)

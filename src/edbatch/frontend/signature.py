@@ -100,7 +100,7 @@ class Parts:
 
     def _number(self, value: Any, kind: type, static: bool) -> Any:
         if static or not (self.is_cell or self.number_like is not None):
-            self.key.append((kind, value))
+            self.key.append((kind, value if kind is int else float_bits(value)))  # 0.0 and -0.0 are equal
             return value
         spec = self._number_spec(kind)
         self.key.append(kind)

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
 from edbatch.datasets.corpora import Corpus
+from edbatch.planning.policies import Learned
 from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
 from edbatch.report.output import OutputError, output_folder, say, write_files
@@ -27,7 +28,7 @@ from edbatch.workloads.registry import find
 from edbatch.workloads.training import Trainer
 
 FILES = (checkpoints.FILE, POLICY, "training.svg", "training.png")
-GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit")  # options that a checkpoint knows already
+GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit", "policy")  # options that a checkpoint knows already
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Options:
     seed: int | None = None
     learning_rate: float | None = None
     limit: int | None = None
-    policy: str = "learned"
+    policy: str | None = None
     data: Path | None = None
     output: Path | None = None
     resume: bool = False
@@ -65,7 +66,7 @@ def run(options: Options, ranks: Ranks | None = None, console: Console | None = 
     settings = _settings(options, before)
     corpus = find(options.workload).load(options.data, settings.seed, settings.limit)
     with output_folder(options.folder, FILES):
-        trainer = Trainer(settings, corpus, _policy(options), ranks, before)
+        trainer = Trainer(settings, corpus, _policy(settings, options), ranks, before)
         say(console, _beginning(trainer, options))
         _train(trainer, options, console)
     for line in _ending(trainer, options):
@@ -78,6 +79,7 @@ def _train(trainer: Trainer, options: Options, console: Console) -> None:
         while len(trainer.progress.epochs) < (options.epochs or trainer.workload.epochs):
             if not _steps(trainer, options, console, interrupts):
                 _save(trainer, options.folder)
+                trainer.ranks.wait()  # one that left would have the others stopped, while rank 0 may still be saving
                 say(console, f"Saved; go on by: {_command(options)}")
                 raise KeyboardInterrupt
             epoch = trainer.end_epoch()
@@ -135,12 +137,11 @@ def _settings(options: Options, before: Checkpoint | None) -> Settings:
     return before.settings
 
 
-def _policy(options: Options) -> Policy:
+def _policy(settings: Settings, options: Options) -> Policy:
     """The policy that was asked for; a learned one goes on with what it learned before."""
     saved = options.folder / POLICY
-    return policy_of(
-        str(saved) if options.resume and options.policy == "learned" and saved.is_file() else options.policy
-    )
+    is_learned = settings.policy == Learned.name or settings.policy.endswith(".json")
+    return policy_of(str(saved) if options.resume and is_learned and saved.is_file() else settings.policy)
 
 
 def _save(trainer: Trainer, folder: Path) -> None:

@@ -35,6 +35,7 @@ class Settings(msgspec.Struct, frozen=True):
     seed: int = 0
     learning_rate: float = 1e-3
     limit: int | None = None  # train on so many examples only
+    policy: str = "learned"  # its name, or the file that it began with
 
 
 class Epoch(msgspec.Struct, frozen=True):

@@ -37,6 +37,10 @@ class Ranks:
         """Whether it is true on any rank, so that all do the same."""
         return self.sum_of(float(flag))[0] > 0
 
+    def wait(self) -> None:
+        """Until all ranks are here."""
+        self.any_of(False)
+
     def from_first(self, value: Any) -> Any:
         """What rank 0 has."""
         if self.size == 1:
