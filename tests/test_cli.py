@@ -36,6 +36,11 @@ def test_help_shows_examples():
         ["bench", "tree-lstm"],
         ["bench", "recording"],
         ["bench", "scale"],
+        ["bench", "policies"],
+        ["bench", "workloads"],
+        ["bench", "segments"],
+        ["workloads"],
+        ["run"],
     ):
         result = run(*command, "--help")
         assert result.exit_code == 0

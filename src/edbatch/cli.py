@@ -1,4 +1,4 @@
-"""The command `edbatch`: a demo, learned policies and the benchmarks.
+"""The command `edbatch`: a demo, workloads to run and train, learned policies and the benchmarks.
 
 Heavy imports happen inside the commands, so that help is quick.
 """
@@ -75,6 +75,8 @@ def edbatch(
     Examples:
 
     * `edbatch demo` trains a TreeLSTM on small trees and compares policies
+    * `edbatch workloads` lists models with their data; `edbatch run lattice-lstm` runs one
+    * `edbatch train tree-lstm --output trees` trains one; Ctrl-C saves, `--resume` goes on
     * `edbatch learn lattice-lstm` learns a policy from word lattices, draws it and compares it with others
     * `edbatch bench tree-lstm --mode train` compares with plain and hand-batched PyTorch
     * `edbatch bench recording --json recording.json` writes what it measured
@@ -124,9 +126,7 @@ def learn(
     encoding: Annotated[Encoding, typer.Option(help="What the machine sees of the frontier.")] = Encoding.signs,
     seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="Seed of the exploration and of generated data.")] = 0,
     episodes: Annotated[int, typer.Option(min=0, help="Mini-batches played at most while learning.")] = 1000,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")
-    ] = None,
+    data: Folder = None,
     output: Annotated[
         Path | None, typer.Option(help="Folder for the results. Default: WORKLOAD-policy.", show_default=False)
     ] = None,
@@ -181,7 +181,7 @@ def run_workload(
     with _clear_errors():
         from edbatch.report.run import Options, run
 
-        run(Options(workload, batches, batch_size, hidden, policy, seed or 0, data, checkpoint, output, check))
+        run(Options(workload, batches, batch_size, hidden, policy, seed, data, checkpoint, output, check))
 
 
 @app.command()
@@ -198,7 +198,7 @@ def train(
         float | None, typer.Option(min=0.0, help="Of Adam.", show_default="the workload's")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Train on so many examples only.", show_default="all")
+        int | None, typer.Option(min=1, help="Train and test on so many examples at most.", show_default="all")
     ] = None,
     policy: PolicyName = None,
     seed: Seed = None,
@@ -219,14 +219,15 @@ def train(
     Examples: `edbatch train tree-lstm --epochs 3 --output trees`, `torchrun --nproc-per-node 2 -m edbatch train
     tree-lstm`
     """
-    from edbatch.report.train import Options, run
-    from edbatch.workloads.ranks import join, leave
+    with _clear_errors():
+        from edbatch.report.train import Options, run
+        from edbatch.workloads.ranks import join, leave
 
+        ranks = join()
     options = Options(
         workload, epochs, hidden, batch_size, seed, learning_rate, limit, policy, data, output, resume,
         save_every, one_by_one,
     )  # fmt: skip
-    ranks = join()
     try:
         with _clear_errors():
             run(options, ranks)
@@ -319,9 +320,7 @@ def policies(
     hidden: Hidden = 128,
     rounds: Rounds = 30,
     threads: Annotated[int, typer.Option(min=1, help="Threads of torch.")] = 1,
-    data: Annotated[
-        Path | None, typer.Option(help="Folder of real data. Default: EDBATCH_DATA, or generated data.")
-    ] = None,
+    data: Folder = None,
     json: Json = None,
 ) -> None:
     """Batches of every policy on unseen mini-batches, the time to schedule and to learn, and what it is worth.

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 from typer.testing import CliRunner
 
 from edbatch import load_policy
@@ -55,13 +56,23 @@ def test_training_writes_a_checkpoint_a_policy_and_a_picture(trained):
 def test_resume_goes_on_and_the_options_are_those_of_the_checkpoint(trained, tmp_path):
     folder = tmp_path / "copy"
     folder.mkdir()
-    (folder / checkpoints.FILE).write_bytes((trained / checkpoints.FILE).read_bytes())
+    for name in (checkpoints.FILE, checkpoints.POLICY):
+        (folder / name).write_bytes((trained / name).read_bytes())
     result = run("train", "tree-lstm", "--epochs", 3, "--resume", "--output", folder)
     assert result.exit_code == 0, result.output
     assert "Going on after 2 epochs and 0 steps" in result.output
+    assert f"edbatch run tree-lstm --checkpoint {folder}" in result.output
     assert "epoch 3:" in result.output
     assert "epoch 2:" not in result.output
-    assert checkpoints.load(folder).settings == checkpoints.load(trained).settings
+    done, before = checkpoints.load(folder), checkpoints.load(trained)
+    assert replace(done.settings, epochs=2) == before.settings
+    result = run("train", "tree-lstm", *SMALL, "--epochs", 3, "--output", tmp_path / "in one go")
+    assert result.exit_code == 0, result.output
+    losses = [epoch.loss for epoch in checkpoints.load(tmp_path / "in one go").progress.epochs]
+    assert [epoch.loss for epoch in done.progress.epochs] == losses
+    result = run("train", "tree-lstm", "--resume", "--output", folder)
+    assert result.exit_code == 1
+    assert "all 3 epochs in" in result.output
 
 
 @pytest.mark.parametrize(
@@ -84,7 +95,8 @@ def test_resume_goes_on_and_the_options_are_those_of_the_checkpoint(trained, tmp
         (["train", "tree-lstm", "--data", "missing"], "missing/trees/train.txt is no file"),
         (["run", "tree-lstm", "--checkpoint", "missing"], "there is no checkpoint in missing"),
         (["run", "tree-gru", "--checkpoint", "{}"], "holds a checkpoint of tree-lstm; run that workload"),
-        (["run", "tree-lstm", "--hidden", 7, "--checkpoint", "{}"], "holds a model of hidden size 6; leave"),
+        (["run", "tree-lstm", "--hidden", 7, "--checkpoint", "{}"], "was trained with --hidden 6, not 7; leave"),
+        (["run", "tree-lstm", "--seed", 7, "--checkpoint", "{}"], "was trained with --seed 0, not 7; leave it out"),
         (["run", "tree-lstm", "--output", "missing/x.jsonl"], "cannot write missing/x.jsonl"),
     ],
 )
@@ -122,6 +134,40 @@ def test_workloads_are_listed():
         assert re.search(rf"{workload.name} +│? *{workload.family}.*\d,\d", result.output), workload.name
 
 
+def test_without_batching(trained, monkeypatch):
+    monkeypatch.setenv("EDBATCH_EAGER", "1")
+    result = run("train", "tree-lstm", *SMALL, "--epochs", 1, "--output", "eager")
+    assert result.exit_code == 0, result.output
+    losses = [checkpoints.load(folder).progress.epochs[0].loss for folder in (Path("eager"), trained)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    result = run("run", "tree-lstm", "--checkpoint", "eager")
+    assert result.exit_code == 1
+    assert "unset EDBATCH_EAGER" in result.output
+
+
+def test_a_folder_with_part_of_the_data(tmp_path):
+    result = run("workloads", "--data", tmp_path)
+    assert result.exit_code == 0, result.output
+    assert re.search(r"lattice-lstm +lattice .* no data ", result.output)
+
+
+def test_progress_bar(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    arguments = ["train", "tree-lstm", *map(str, SMALL), "--epochs", "1"]
+    result = CliRunner().invoke(app, arguments, env={"COLUMNS": "150"})
+    assert result.exit_code == 0, result.output
+    plain = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", result.output)
+    assert re.search(r"epoch 1.*2/2.*loss \d+\.\d+, \d+ examples/s", plain)
+
+
+def test_a_cluster_without_torchrun(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    result = run("train", "tree-lstm", *SMALL)
+    assert result.exit_code == 1
+    assert "start by torchrun, or unset it" in result.output
+
+
 @pytest.mark.timeout(600)
 def test_ctrl_c_leaves_a_checkpoint_from_which_training_goes_on(tmp_path):
     command = [sys.executable, "-u", "-m", "edbatch", "train", "tree-lstm", *map(str, SMALL), "--output", "trees"]
@@ -134,8 +180,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_training_goes_on(tmp_path):
         process.send_signal(signal.SIGINT)
         output, errors = process.communicate(timeout=100)
     assert process.returncode == 130, errors
-    assert "Stopping after this step" in output
-    assert "Saved; go on by: edbatch train tree-lstm --epochs 100000 --output trees --resume" in output
+    assert "Stopped and saved; go on by:\n  edbatch train tree-lstm --output trees --resume" in output
     assert "Traceback" not in errors
     done = checkpoints.load(tmp_path / "trees").progress
     assert len(done.epochs) >= 2

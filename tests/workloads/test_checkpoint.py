@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from edbatch.workloads import checkpoint as checkpoints
-from edbatch.workloads.checkpoint import FILE, Checkpoint, CheckpointError, Epoch, Progress, Settings
+from edbatch.workloads.checkpoint import FILE, Checkpoint, CheckpointError, Data, Epoch, Progress, Settings
 
 
 @pytest.fixture
@@ -23,13 +23,13 @@ def saved() -> Checkpoint:
         "random": torch.get_rng_state(),
     }
     progress = Progress([Epoch(0.1, 2.5, 10, 0.75)], step=3, loss_sum=1 / 3, num_examples=12, seconds=0.5)
-    return Checkpoint(Settings("tree-lstm", 8, limit=20), {"words": 5}, progress, tensors)
+    return Checkpoint(Settings("tree-lstm", 8, limit=20), Data({"words": 5}, 20, "trees"), progress, tensors)
 
 
 def test_round_trip(saved, tmp_path):
     checkpoints.save(saved, tmp_path)
     found = checkpoints.load(tmp_path)
-    assert (found.settings, found.sizes, found.progress) == (saved.settings, saved.sizes, saved.progress)
+    assert (found.settings, found.data, found.progress) == (saved.settings, saved.data, saved.progress)
     assert found.tensors.keys() == saved.tensors.keys()
     assert all(torch.equal(found.tensors[name], saved.tensors[name]) for name in saved.tensors)
     assert found.part("model").keys() == {"linear.weight", "linear.bias", "tied.bias"}

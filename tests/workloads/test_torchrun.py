@@ -33,7 +33,7 @@ leave(ranks, 0)
 
 
 LAUNCHER = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-TRAIN = ["-m", "edbatch", "train", "tree-lstm", *OPTIONS]
+TRAIN = ["-m", "edbatch", "train"]
 
 
 @pytest.fixture(autouse=True)
@@ -50,11 +50,12 @@ def torchrun(*arguments: object) -> str:
 
 
 @pytest.mark.timeout(600)
-def test_two_processes_train_what_one_does(tmp_path):
-    output = torchrun(*TRAIN, "--epochs", 2, "--output", tmp_path / "two")
+@pytest.mark.parametrize("workload", ["tree-lstm", "module-net"])  # of 40 modules a mini-batch does not use all
+def test_two_processes_train_what_one_does(tmp_path, workload):
+    output = torchrun(*TRAIN, workload, *OPTIONS, "--epochs", 2, "--output", tmp_path / "two")
     assert "2 processes divide every mini-batch by its nodes" in output
     assert output.count("epoch 2: ") == 1  # one of them talks
-    command = [sys.executable, *TRAIN, "--epochs", "2", "--output", str(tmp_path / "one")]
+    command = [sys.executable, *TRAIN, workload, *OPTIONS, "--epochs", "2", "--output", str(tmp_path / "one")]
     subprocess.run(command, check=True, capture_output=True)
     two, one = checkpoints.load(tmp_path / "two"), checkpoints.load(tmp_path / "one")
     for ours, theirs in zip(two.progress.epochs, one.progress.epochs, strict=True):
@@ -75,11 +76,11 @@ def test_all_have_the_policy_of_rank_0_and_equal_work(tmp_path):
 
 @pytest.mark.timeout(600)
 def test_ctrl_c_saves(tmp_path):
-    command = [*LAUNCHER, *TRAIN, "--epochs", "100000", "--output", str(tmp_path / "trees")]
+    command = [*LAUNCHER, *TRAIN, "tree-lstm", *OPTIONS, "--epochs", "100000", "--output", str(tmp_path / "trees")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         while "epoch 1:" not in process.stdout.readline():
             assert process.poll() is None, process.stderr.read()
         process.send_signal(signal.SIGINT)
         output, _ = process.communicate(timeout=100)
-    assert "Saved; go on by: edbatch train tree-lstm --epochs 100000" in output
+    assert "Stopped and saved; go on by:" in output
     assert checkpoints.load(tmp_path / "trees").progress.epochs

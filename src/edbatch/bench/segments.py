@@ -56,6 +56,8 @@ def _measure(
     name: str, settings: Settings, data: str | os.PathLike[str] | None, advance: Callable[[], object]
 ) -> dict[str, Any]:
     corpus = find(name).load(data, limit=settings.batch_size)
+    if len(corpus.train) < settings.batch_size:
+        raise BenchError(f"there are only {len(corpus.train)} examples in {corpus.source}; ask for a smaller batch")
     model = find(name).make(corpus, settings.hidden)
     models = {SEGMENTS: model, LISTS: listed_like(model, name)}
     batched = {kind: edbatch.batch(m, stack="cat") for kind, m in models.items()}

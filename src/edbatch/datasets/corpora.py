@@ -213,8 +213,7 @@ def _generated(
     num_dev: int = NUM_DEV,
 ) -> Split[Example]:
     """Of so many generated examples the first are for testing, so that those do not change with the limit."""
-    num_train = min(_check(limit) or num_train, num_train)
-    generated = examples(num_dev + num_train)
+    generated = examples(num_dev + (_check(limit) or num_train))
     return generated[num_dev:], generated[:num_dev][:limit]
 
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from edbatch.datasets.files import DatasetError, check_split, data_file, read_lines
 
-_NUMBERS = re.compile(r"[0-9 ]*")
+_NUMBERS = re.compile(r" *([0-9]{1,18}( +|$))*")  # none that an int of 64 bits could not hold
 _MAX_SHOWN = 40
 
 

@@ -68,8 +68,12 @@ class BiLSTMTagger(nn.Module):
         self.out = edbatch.cell(TagLoss(dim, tags))
 
     def forward(self, sentence: Any) -> tuple[Tensor, Tensor]:
-        layer: list[tuple[Tensor, ...]] = [(self.embedding(word),) for word in sentence.words]
+        layer: list[tuple[Tensor, ...]] = [(self.vector(word),) for word in sentence.words]
         for forward, backward in zip(self.forwards, self.backwards, strict=True):
             layer = list(zip(forward(layer), reversed(backward(reversed(layer))), strict=True))
         outputs = [self.out(f, b, tag) for (f, b), tag in zip(layer, sentence.tags, strict=True)]
         return torch.stack([loss for loss, _ in outputs]).sum(), torch.stack([guess for _, guess in outputs])
+
+    def vector(self, word: Any) -> Tensor:
+        vector: Tensor = self.embedding(word)
+        return vector

@@ -7,13 +7,12 @@ is a matter of the data, so an ordinary `if` decides; sentences with and without
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import edbatch
-from edbatch.models.bilstm_tagger import Chain, TagLoss
+from edbatch.models.bilstm_tagger import BiLSTMTagger
 from edbatch.models.token_lstm import TokenLSTM
 
 
@@ -32,27 +31,15 @@ class Spelling(nn.Module):
         return state[0]
 
 
-class BiLSTMCharTagger(nn.Module):
+class BiLSTMCharTagger(BiLSTMTagger):
     """A sentence has `words`, each an int or the tuple of its characters' ids, and as many `tags`, ints."""
 
     def __init__(self, *, words: int, chars: int, tags: int, dim: int) -> None:
-        super().__init__()
-        self.embedding = edbatch.cell(nn.Embedding(words, dim))
+        super().__init__(words=words, tags=tags, dim=dim)
         self.left = Spelling(chars, dim // 2)
         self.right = Spelling(chars, dim - dim // 2)
-        self.forwards = nn.ModuleList([Chain(dim, dim), Chain(2 * dim, dim)])  # a chain for each layer
-        self.backwards = nn.ModuleList([Chain(dim, dim), Chain(2 * dim, dim)])
-        self.out = edbatch.cell(TagLoss(dim, tags))
-
-    def forward(self, sentence: Any) -> tuple[Tensor, Tensor]:
-        layer: list[tuple[Tensor, ...]] = [(self.vector(word),) for word in sentence.words]
-        for forward, backward in zip(self.forwards, self.backwards, strict=True):
-            layer = list(zip(forward(layer), reversed(backward(reversed(layer))), strict=True))
-        outputs = [self.out(f, b, tag) for (f, b), tag in zip(layer, sentence.tags, strict=True)]
-        return torch.stack([loss for loss, _ in outputs]).sum(), torch.stack([guess for _, guess in outputs])
 
     def vector(self, word: int | tuple[int, ...]) -> Tensor:
         if isinstance(word, tuple):
             return torch.cat((self.left(word), self.right(reversed(word))))
-        vector: Tensor = self.embedding(word)
-        return vector
+        return super().vector(word)

@@ -47,9 +47,9 @@ class ModuleNet(nn.Module):
     def run(self, program: Any, features: tuple[Tensor, ...]) -> Tensor:
         """What the program computes from the features."""
         value: Tensor
-        if hasattr(program, "index"):
-            value = self.input(features[program.index])
-        else:
+        if hasattr(program, "arguments"):
             arguments = [self.run(argument, features) for argument in program.arguments]
             value = self.library[program.module](*arguments)
+        else:
+            value = self.input(features[program.index])
         return value

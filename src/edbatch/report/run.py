@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ import edbatch
 from edbatch.atomic import write_atomically
 from edbatch.batched import Batched
 from edbatch.datasets.corpora import Corpus
+from edbatch.errors import BatchError
 from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
 from edbatch.report.output import OutputError, progress_bar, say
@@ -35,7 +37,7 @@ class Options:
     batch_size: int = 32
     hidden: int | None = None
     policy: str | None = None
-    seed: int = 0
+    seed: int | None = None
     data: Path | None = None
     checkpoint: Path | None = None
     output: Path | None = None
@@ -51,6 +53,7 @@ class Totals:
     num_labels: int = 0
     loss: float = 0.0
     num_nodes: int = 0
+    types: set[str] = field(default_factory=set)
     num_batches: int = 0
     lower_bound: int = 0
     seconds: Counter[str] = field(default_factory=Counter)
@@ -67,6 +70,7 @@ class Totals:
         self.num_labels += sum(map(len, labels))
         self.loss += losses.sum().item()
         self.num_nodes += stats.num_nodes
+        self.types.update(node_type.name for node_type in stats.types)
         self.num_batches += stats.num_batches
         self.lower_bound += stats.graph.lower_bound()
         self.seconds.update(stats.seconds)
@@ -78,7 +82,7 @@ def run(options: Options, console: Console | None = None) -> None:
     _check_output(options.output)
     workload = find(options.workload)
     before = _checkpoint(options)
-    seed, hidden = (before.settings.seed, before.settings.hidden) if before else (options.seed, options.hidden)
+    seed, hidden = (before.settings.seed, before.settings.hidden) if before else (options.seed or 0, options.hidden)
     corpus = workload.load(options.data, seed, before.settings.limit if before else None)
     batched = _batched(workload, corpus, hidden, seed, _policy(options), before)
     examples = corpus.dev[: options.batches * options.batch_size if options.batches else None]
@@ -106,7 +110,8 @@ def _infer(batched: Batched, workload: Workload, examples: Sequence[Any], size: 
         for number, begin in enumerate(begins, start=1):
             some = examples[begin : begin + size]
             result = batched(some)
-            assert batched.stats is not None, "it has just run"
+            if batched.stats is None:
+                raise BatchError("nothing was batched, so there is nothing to report; unset EDBATCH_EAGER")
             totals.add(result, batched.stats, [workload.labels(example) for example in some])
             update(number, f"{begin + len(some):,} examples")
     return totals
@@ -120,10 +125,10 @@ def _checkpoint(options: Options) -> Checkpoint | None:
         raise CheckpointError(
             f"{options.checkpoint} holds a checkpoint of {found.settings.workload}; run that workload"
         )
-    if options.hidden not in (None, found.settings.hidden):
-        raise CheckpointError(
-            f"{options.checkpoint} holds a model of hidden size {found.settings.hidden}; leave --hidden out"
-        )
+    for name in ("hidden", "seed"):
+        saved, given = getattr(found.settings, name), getattr(options, name)
+        if given not in (None, saved):
+            raise CheckpointError(f"{options.checkpoint} was trained with --{name} {saved}, not {given}; leave it out")
     return found
 
 
@@ -138,19 +143,17 @@ def _batched(
 ) -> Batched:
     model = workload.make(corpus, hidden, seed)
     if before:
-        before.load_weights(model, corpus.sizes)
+        before.load_weights(model, corpus)
     return edbatch.batch(model, policy=policy, stack="cat")
 
 
 def _table(options: Options, batched: Batched, corpus: Corpus, examples: Sequence[Any], totals: Totals) -> Table:
     seconds = sum(totals.seconds.values())
-    stats = batched.stats
-    assert stats is not None, "it has run"
     table = Table(title=f"{options.workload}, policy {batched.policy.name}", caption=corpus.source, show_header=False)
     rows = {
         "examples": f"{len(examples):,} in {totals.mini_batches:,} mini-batches of {options.batch_size}",
         "loss": f"{totals.loss / len(examples):.4f} an example",
-        "nodes": f"{totals.num_nodes:,} of {stats.num_types} types",
+        "nodes": f"{totals.num_nodes:,} of {len(totals.types)} types",
         "batches": f"{totals.num_batches:,}; lower bound {totals.lower_bound:,}",
         "speed": f"{len(examples) / seconds:,.0f} examples/s",
         "a mini-batch": f"{1e3 * seconds / totals.mini_batches:.1f} ms",
@@ -168,5 +171,5 @@ def _lines(workload: Workload, examples: Sequence[Any], totals: Totals) -> bytes
 
 
 def _check_output(path: Path | None) -> None:
-    if path is not None and (not path.parent.is_dir() or path.is_dir()):
+    if path is not None and (not os.access(path.parent, os.W_OK) or path.is_dir()):
         raise OutputError(f"cannot write {path}: give a file name in an existing folder")

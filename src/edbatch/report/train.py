@@ -6,9 +6,11 @@ Ctrl-C finishes the step and saves; `--resume` goes on from there with the same 
 from __future__ import annotations
 
 import shlex
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+import msgspec
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
@@ -28,12 +30,12 @@ from edbatch.workloads.registry import find
 from edbatch.workloads.training import Trainer
 
 FILES = (checkpoints.FILE, POLICY, "training.svg", "training.png")
-GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit", "policy")  # options that a checkpoint knows already
+GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit", "policy")  # what a checkpoint does not change
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; None means: as in the checkpoint, or as usual."""
+    """What the command line says; None means: as in the checkpoint, or as is usual for the workload."""
 
     workload: str
     epochs: int | None = None
@@ -65,7 +67,7 @@ def run(options: Options, ranks: Ranks | None = None, console: Console | None = 
     before = _checkpoint(options)
     settings = _settings(options, before)
     corpus = find(options.workload).load(options.data, settings.seed, settings.limit)
-    with output_folder(options.folder, FILES):
+    with output_folder(options.folder, FILES) if ranks.is_first else nullcontext():
         trainer = Trainer(settings, corpus, _policy(settings, options), ranks, before)
         say(console, _beginning(trainer, options))
         _train(trainer, options, console)
@@ -74,13 +76,12 @@ def run(options: Options, ranks: Ranks | None = None, console: Console | None = 
 
 
 def _train(trainer: Trainer, options: Options, console: Console) -> None:
-    notice = "Stopping after this step; Ctrl-C again stops at once."
-    with Interrupts(lambda: say(console, notice)) as interrupts:
-        while len(trainer.progress.epochs) < (options.epochs or trainer.workload.epochs):
+    with Interrupts() as interrupts:
+        while len(trainer.progress.epochs) < trainer.settings.epochs:
             if not _steps(trainer, options, console, interrupts):
                 _save(trainer, options.folder)
                 trainer.ranks.wait()  # one that left would have the others stopped, while rank 0 may still be saving
-                say(console, f"Saved; go on by: {_command(options)}")
+                say(console, f"Stopped and saved; go on by:\n  {_command(options)}")
                 raise KeyboardInterrupt
             epoch = trainer.end_epoch()
             _save(trainer, options.folder)
@@ -90,11 +91,10 @@ def _train(trainer: Trainer, options: Options, console: Console) -> None:
 def _steps(trainer: Trainer, options: Options, console: Console, interrupts: Interrupts) -> bool:
     """The rest of the epoch, with a progress bar; whether it came to its end."""
     columns = (
-        "{task.description}", BarColumn(), MofNCompleteColumn(), "loss {task.fields[loss]:.3f}",
-        "{task.fields[speed]:.0f} examples/s", TimeRemainingColumn(),
+        "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}", TimeRemainingColumn(),
     )  # fmt: skip
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(f"epoch {len(trainer.progress.epochs) + 1}", total=None, loss=float("nan"), speed=0.0)
+        task = bar.add_task(f"epoch {len(trainer.progress.epochs) + 1}", total=None, note="capturing cells")
         for step in trainer.epoch():
             _show(bar, task, trainer, step.num_steps)
             if trainer.ranks.any_of(interrupts.wanted):
@@ -106,8 +106,8 @@ def _steps(trainer: Trainer, options: Options, console: Console, interrupts: Int
 
 def _show(bar: Progress, task: TaskID, trainer: Trainer, num_steps: int) -> None:
     done = trainer.progress
-    loss, speed = done.loss_sum / done.num_examples, done.num_examples / done.seconds
-    bar.update(task, total=num_steps, completed=done.step, loss=loss, speed=speed)
+    note = f"loss {done.loss_sum / done.num_examples:.3f}, {done.num_examples / done.seconds:.0f} examples/s"
+    bar.update(task, total=num_steps, completed=done.step, note=note)
 
 
 def _checkpoint(options: Options) -> Checkpoint | None:
@@ -126,7 +126,7 @@ def _settings(options: Options, before: Checkpoint | None) -> Settings:
     if before is None:
         workload = find(options.workload)
         usual = {"hidden": workload.hidden, "learning_rate": workload.learning_rate}
-        return Settings(workload.name, **(usual | given))
+        return Settings(workload.name, epochs=options.epochs or workload.epochs, **(usual | given))
     if before.settings.workload != options.workload:
         raise CheckpointError(f"{options.folder} holds a checkpoint of {before.settings.workload}; name that workload")
     for name, value in given.items():
@@ -134,7 +134,11 @@ def _settings(options: Options, before: Checkpoint | None) -> Settings:
         if saved != value:
             flag = name.replace("_", "-")
             raise CheckpointError(f"{options.folder} was trained with --{flag} {saved}, not {value}; leave it out")
-    return before.settings
+    settings = msgspec.structs.replace(before.settings, epochs=options.epochs or before.settings.epochs)
+    done = len(before.progress.epochs)
+    if done >= settings.epochs:
+        raise CheckpointError(f"all {done} epochs in {options.folder} are done; give more by --epochs")
+    return settings
 
 
 def _policy(settings: Settings, options: Options) -> Policy:
@@ -148,8 +152,9 @@ def _save(trainer: Trainer, folder: Path) -> None:
     if not trainer.ranks.is_first:
         return
     checkpoints.save(trainer.checkpoint(), folder)
-    if hasattr(trainer.batched.policy, "save"):
-        trainer.batched.policy.save(folder / POLICY)
+    policy = trainer.batched.policy
+    if isinstance(policy, Learned) and policy.machine is not None:
+        policy.save(folder / POLICY)
     epochs = trainer.progress.epochs
     if epochs and not trainer.progress.step:
         settings = trainer.settings
@@ -184,7 +189,8 @@ def _ending(trainer: Trainer, options: Options) -> list[str]:
     lines = [f"Wrote {', '.join(name for name in FILES if (options.folder / name).exists())} into {options.folder}"]
     if options.one_by_one and trainer.ranks.is_first and trainer.progress.epochs:
         lines.append(_one_by_one(trainer, trainer.corpus, options.one_by_one))
-    lines.append(f"Use it:\n  edbatch run {options.workload} --checkpoint {options.folder}")
+    data = f" --data {shlex.quote(str(options.data))}" if options.data else ""
+    lines.append(f"Use it:\n  edbatch run {options.workload} --checkpoint {shlex.quote(str(options.folder))}{data}")
     return lines
 
 
@@ -201,6 +207,7 @@ def _one_by_one(trainer: Trainer, corpus: Corpus, num_examples: int) -> str:
 
 
 def _command(options: Options) -> str:
-    given = {"epochs": options.epochs, "data": options.data, "output": options.output}
+    given = {"data": options.data, "output": options.output, "save-every": options.save_every,
+             "one-by-one": options.one_by_one or None}  # fmt: skip
     flags = (f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)
     return f"edbatch train {options.workload}{''.join(flags)} --resume"

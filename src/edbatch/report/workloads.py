@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
-from edbatch.datasets.files import data_folder
+from edbatch.datasets.files import DatasetError, data_folder
 from edbatch.report.output import progress_bar
 from edbatch.workloads.registry import WORKLOADS, Workload
 
@@ -26,7 +26,7 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     with progress_bar("reading", len(WORKLOADS)) as update:
         for number, workload in enumerate(WORKLOADS.values()):
             update(number, workload.name)
-            parameters = f"{_num_parameters(workload, data):,}"
+            parameters = _num_parameters(workload, data)
             source = workload.data if folder else "generated"
             table.add_row(
                 workload.name, workload.family, source, str(workload.hidden), parameters, workload.description
@@ -35,8 +35,11 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     console.print("Run one: edbatch run WORKLOAD. Train one: edbatch train WORKLOAD.", highlight=False)
 
 
-def _num_parameters(workload: Workload, data: Path | None) -> int:
-    corpus = workload.load(data)
+def _num_parameters(workload: Workload, data: Path | None) -> str:
+    try:
+        corpus = workload.load(data)
+    except DatasetError:
+        return "no data"
     with torch.device("meta"):  # only shapes: nothing is allocated
         model = workload.make(corpus)
-    return sum(parameter.numel() for parameter in model.parameters())
+    return f"{sum(parameter.numel() for parameter in model.parameters()):,}"

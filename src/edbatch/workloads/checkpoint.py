@@ -15,6 +15,7 @@ from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
 from edbatch.atomic import write_atomically
+from edbatch.datasets.corpora import Corpus
 from edbatch.errors import EdbatchError
 
 FILE, POLICY = "checkpoint.safetensors", "policy.json"
@@ -36,6 +37,15 @@ class Settings(msgspec.Struct, frozen=True):
     learning_rate: float = 1e-3
     limit: int | None = None  # train on so many examples only
     policy: str = "learned"  # its name, or the file that it began with
+    epochs: int = 3
+
+
+class Data(msgspec.Struct, frozen=True):
+    """What it is trained on: the sizes of a model for it, how many examples there are, and from where, in words."""
+
+    sizes: dict[str, int]
+    num_examples: int
+    source: str
 
 
 class Epoch(msgspec.Struct, frozen=True):
@@ -62,16 +72,17 @@ class Checkpoint:
     """A moment of training."""
 
     settings: Settings
-    sizes: dict[str, int]  # of the model
+    data: Data
     progress: Progress
     tensors: dict[str, Tensor]
 
-    def load_weights(self, model: nn.Module, sizes: dict[str, int]) -> None:
-        """Gives a model of these sizes the weights of this moment."""
-        if self.sizes != sizes:
+    def load_weights(self, model: nn.Module, corpus: Corpus) -> None:
+        """Gives a model for these examples the weights of this moment."""
+        if (self.data.sizes, self.data.num_examples) != (corpus.sizes, len(corpus.train)):
             raise CheckpointError(
-                f"the checkpoint is of a model for {self.sizes}, and the data gives {sizes}; give the data that it was "
-                "trained on"
+                f"the checkpoint was trained on {self.data.num_examples:,} examples ({self.data.source}) with "
+                f"{self.data.sizes}, and here are {len(corpus.train):,} ({corpus.source}) with {corpus.sizes}; give "
+                "the same data by --data or EDBATCH_DATA"
             )
         model.load_state_dict(self.part("model"))
 
@@ -87,13 +98,13 @@ class _Header(msgspec.Struct):
 
 class _Record(_Header):
     settings: Settings
-    sizes: dict[str, int]
+    data: Data
     progress: Progress
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
     """Write all of the checkpoint or, if anything fails, nothing; the one before stays until then."""
-    record = _Record(FORMAT, VERSION, checkpoint.settings, checkpoint.sizes, checkpoint.progress)
+    record = _Record(FORMAT, VERSION, checkpoint.settings, checkpoint.data, checkpoint.progress)
     # Weights may be shared or parts of each other, which the format does not know: each is written by itself.
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
     write_atomically(folder / FILE, to_bytes(tensors, {"edbatch": msgspec.json.encode(record).decode()}))
@@ -121,7 +132,7 @@ def load(folder: Path) -> Checkpoint:
         record = msgspec.json.decode(text, type=_Record)
     except (safetensors.SafetensorError, msgspec.DecodeError, OSError) as error:
         raise CheckpointError(f"{path} is damaged or no checkpoint of edbatch ({error}); train again") from error
-    return Checkpoint(record.settings, record.sizes, record.progress, tensors)
+    return Checkpoint(record.settings, record.data, record.progress, tensors)
 
 
 def exists(folder: Path) -> bool:

@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 
 class Interrupts:
-    """While it is open, SIGINT and SIGTERM set `wanted`; the second of them raises KeyboardInterrupt.
-
-    Args:
-        notify: Called at the first one, to say that it was noticed.
-    """
+    """While it is open, SIGINT and SIGTERM set `wanted`; the second of them raises KeyboardInterrupt."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __init__(self, notify: Callable[[], object]) -> None:
+    def __init__(self) -> None:
         self.wanted = False
-        self.notify = notify
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -35,4 +29,3 @@ class Interrupts:
         if self.wanted:
             raise KeyboardInterrupt
         self.wanted = True
-        self.notify()

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from edbatch.workloads.registry import WorkloadError
+
 
 @dataclass(frozen=True)
 class Ranks:
@@ -55,6 +57,10 @@ def join() -> Ranks:
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks()
+    if "RANK" not in os.environ or "MASTER_ADDR" not in os.environ:
+        raise WorkloadError(
+            f"WORLD_SIZE is {size}, but no RANK and MASTER_ADDR are set; start by torchrun, or unset it"
+        )
     dist.init_process_group("gloo")
     return Ranks(dist.get_rank(), size)
 

@@ -121,7 +121,7 @@ WORKLOADS: dict[str, Workload] = {
     for workload in (
         Workload(
             "tree-lstm", "tree", "sentiment at every node of a tree, by a binary TreeLSTM", _TREES,
-            models.TreeLSTM, corpora.trees, _root, _num_tree_nodes,
+            models.TreeLSTM, corpora.trees, _root, _num_tree_nodes, learning_rate=4e-3,
         ),
         Workload(
             "tree-lstm-2type", "tree", "a TreeLSTM whose nodes use one of two cells, by a fair coin", _TREES,

@@ -6,6 +6,7 @@ it goes on where a checkpoint ends, with the same losses, and on several ranks c
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -15,13 +16,18 @@ from torch import nn
 
 import edbatch
 from edbatch.datasets.corpora import Corpus
+from edbatch.errors import EdbatchError
 from edbatch.planning.schedule import Policy
-from edbatch.workloads.checkpoint import Checkpoint, Epoch, Progress, Settings
+from edbatch.workloads.checkpoint import Checkpoint, Data, Epoch, Progress, Settings
 from edbatch.workloads.ranks import Ranks
 from edbatch.workloads.registry import Workload, WorkloadError, find
 from edbatch.workloads.sampler import mini_batches, shares
 
 MAX_NORM = 5.0  # gradients are clipped to it
+
+
+class TrainingError(EdbatchError, ArithmeticError):
+    """Training cannot go on."""
 
 
 class Step(NamedTuple):
@@ -116,7 +122,8 @@ class Trainer:
             for key, value in self.optimizer.state[parameter].items():
                 tensors[f"optimizer.{name}.{key}"] = value
         tensors["random"] = torch.get_rng_state()
-        return Checkpoint(self.settings, self.corpus.sizes, self.progress, tensors)
+        data = Data(self.corpus.sizes, len(self.corpus.train), self.corpus.source)
+        return Checkpoint(self.settings, data, self.progress, tensors)
 
     def _step(self, indices: list[int]) -> float:
         """One step on a mini-batch, of which this rank runs its share; returns the mean loss of its examples."""
@@ -126,9 +133,18 @@ class Trainer:
         total = losses.sum()
         self.optimizer.zero_grad()
         (total * (self.ranks.size / len(indices))).backward()  # ranks take the mean of their gradients
-        nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM)
+        for parameter in self.model.parameters():
+            if parameter.grad is None:  # no example used it: zero, as on several ranks, where another may have
+                parameter.grad = torch.zeros_like(parameter)
+        norm = nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM).item()
+        loss = self.ranks.sum_of(total.item())[0] / len(indices)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise TrainingError(
+                f"after {self.progress.step} steps of epoch {len(self.progress.epochs) + 1} the loss is {loss} and the "
+                f"norm of its gradient {norm}; the weights were left as they were. Try a lower --learning-rate"
+            )
         self.optimizer.step()
-        return self.ranks.sum_of(total.item())[0] / len(indices)
+        return loss
 
     def _share_policy(self, indices: list[int]) -> None:
         """All ranks launch by what rank 0 learned, at first from the mini-batch that comes next."""
@@ -140,7 +156,7 @@ class Trainer:
         self.batched.policy = self.ranks.from_first(self.batched.policy)
 
     def _restore(self, checkpoint: Checkpoint) -> None:
-        checkpoint.load_weights(self.model, self.corpus.sizes)
+        checkpoint.load_weights(self.model, self.corpus)
         for name, parameter in self.model.named_parameters():
             state = checkpoint.part(f"optimizer.{name}")
             if state:
