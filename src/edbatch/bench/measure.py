@@ -174,8 +174,9 @@ def write_json(path: Path, value: Any) -> None:
     write_atomically(path, (json.dumps(value, indent=2) + "\n").encode())
 
 
-def check_rounds(rounds: int, least: int = MIN_ROUNDS) -> None:
+def check_rounds(rounds: int, least: int | None = None) -> None:
     """Refuses fewer rounds than a median needs."""
+    least = least or MIN_ROUNDS
     if rounds < least:
         raise BenchError(f"{rounds} rounds are too few for a median to trust; ask for {least} or more")
 
