@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edbatch.datasets import DatasetError
-from edbatch.datasets.graphs import WORKLOADS, mini_batch_graphs
+from edbatch.datasets.graphs import STRUCTURES, mini_batch_graphs
 from edbatch.errors import EdbatchError
 from edbatch.planning.graph import Graph
 
@@ -40,10 +40,10 @@ def nodes(graph: Graph) -> list[tuple]:
     ]
 
 
-@pytest.mark.parametrize("name", WORKLOADS)
+@pytest.mark.parametrize("name", STRUCTURES)
 @pytest.mark.usefixtures("_no_data")
 def test_generated_graphs(name):
-    workload = WORKLOADS[name]
+    workload = STRUCTURES[name]
     assert workload.name == name
     assert "\n" not in workload.description
     graphs = mini_batch_graphs(name, count=3, batch_size=8, seed=5)

@@ -20,7 +20,7 @@ from edbatch.bench.measure import MIN_ROUNDS
 from edbatch.bench.small_graphs import LOWER_BOUND
 from edbatch.bench.total_time import BOUND_GREEDY, LEARNED
 from edbatch.datasets.files import data_folder
-from edbatch.datasets.graphs import WORKLOADS, mini_batch_graphs
+from edbatch.datasets.graphs import STRUCTURES, mini_batch_graphs
 from edbatch.planning.graph import Graph
 from edbatch.planning.learning import learn_policy
 from edbatch.planning.schedule import Policy
@@ -114,14 +114,14 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
 def load_cases(settings: Settings, data: str | os.PathLike[str] | None) -> list[Case]:
     """The workloads to measure, each graph once."""
     cases: list[Case] = []
-    chosen = settings.workloads or tuple(WORKLOADS)
+    chosen = settings.workloads or tuple(STRUCTURES)
     for name in dict.fromkeys(chosen):
         if any(name in case.same for case in cases):
             continue
         for seed in COIN_SEEDS.get(name, (0,)):
             graphs = mini_batch_graphs(name, 1 + settings.unseen, settings.batch_size, data, seed)
-            workload = WORKLOADS[name]
-            same = [w.name for w in WORKLOADS.values() if (w.examples, w.add) == (workload.examples, workload.add)]
+            workload = STRUCTURES[name]
+            same = [w.name for w in STRUCTURES.values() if (w.examples, w.add) == (workload.examples, workload.add)]
             label = f"{name}, coin {seed}" if name in COIN_SEEDS else name
             cases.append(Case(label, name, tuple(w for w in same if w != name), graphs))
     return cases

@@ -16,7 +16,7 @@ from rich.box import SIMPLE
 from rich.table import Table
 
 from edbatch.datasets import Tree, random_programs
-from edbatch.datasets.graphs import WORKLOADS, Nodes
+from edbatch.datasets.graphs import STRUCTURES, Nodes
 from edbatch.datasets.lattices import Lattice
 from edbatch.errors import PolicyError
 from edbatch.planning.graph import Graph
@@ -84,7 +84,7 @@ def _trees(rng: random.Random) -> Graph:
         while len(roots) > 1:
             at = rng.randrange(len(roots) - 1)
             roots[at : at + 2] = [Tree(0, left=roots[at], right=roots[at + 1])]
-        WORKLOADS["tree-lstm-2type"].add(nodes, roots[0])
+        STRUCTURES["tree-lstm-2type"].add(nodes, roots[0])
     return Graph.from_lists(nodes.types, nodes.inputs)
 
 
@@ -96,7 +96,7 @@ def _lattices(rng: random.Random) -> Graph:
         for i in range(1, rng.randint(5, 12)):
             words = ((rng.randrange(i - 1), 0),) if i > 1 and rng.random() < 0.5 else ()
             arcs.append(((i - 1, 0), *words))
-        WORKLOADS["lattice-lstm"].add(nodes, Lattice((0,) * len(arcs), tuple(arcs)))
+        STRUCTURES["lattice-lstm"].add(nodes, Lattice((0,) * len(arcs), tuple(arcs)))
     return Graph.from_lists(nodes.types, nodes.inputs)
 
 
@@ -104,7 +104,7 @@ def _programs(rng: random.Random) -> Graph:
     """2 or 3 programs over 6 to 12 modules."""
     nodes = Nodes(rng)
     for program in random_programs(rng.randint(2, 3), rng.randrange(2**32), rng.randint(6, 12)).programs:
-        WORKLOADS["module-net"].add(nodes, program)
+        STRUCTURES["module-net"].add(nodes, program)
     return Graph.from_lists(nodes.types, nodes.inputs)
 
 

@@ -1,8 +1,8 @@
-"""Graphs of mini-batches straight from the data: a workload's name comes in, a `Graph` per mini-batch goes out.
+"""Graphs of mini-batches straight from the data: a structure's name comes in, a `Graph` per mini-batch goes out.
 
-The nodes are the cells that the workload's model would call, outputs included; no model is needed, so policies can be
-learned, compared and tested on real structures in milliseconds. Node types are strings that mean the same in every
-graph of a workload; their ids are, as in every graph, by first appearance.
+A structure is named like the workload whose model has it. The nodes are the cells that the model would call, outputs
+included; no model is needed, so policies can be compared and tested on real structures in milliseconds. Node types are
+strings that mean the same in every graph of a structure; their ids are, as in every graph, by first appearance.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Workload:
+class Structure:
     """Where the examples of a model are from, and which nodes one example adds to the graph of its mini-batch.
 
     `examples(number, folder, seed)` gives the first examples of the real data in the folder or, if that is None,
@@ -79,7 +79,7 @@ def mini_batch_graphs(
     [814, 823]
 
     Args:
-        workload: A name in `WORKLOADS`.
+        workload: A name in `STRUCTURES`.
         count: How many mini-batches.
         batch_size: How many examples are in each.
         data: The folder of real data; by default the environment variable EDBATCH_DATA, and without that the data is
@@ -89,11 +89,11 @@ def mini_batch_graphs(
     Raises:
         DatasetError: The workload is not known, or the data is missing, malformed or too small.
     """
-    if workload not in WORKLOADS:
-        raise DatasetError(f"unknown workload {workload!r}; there are {', '.join(WORKLOADS)}")
+    if workload not in STRUCTURES:
+        raise DatasetError(f"unknown workload {workload!r}; there are {', '.join(STRUCTURES)}")
     if count < 1 or batch_size < 1:
         raise DatasetError(f"count and batch_size must be at least 1, not {count} and {batch_size}")
-    return WORKLOADS[workload].graphs(count, batch_size, data_folder(data), seed)
+    return STRUCTURES[workload].graphs(count, batch_size, data_folder(data), seed)
 
 
 def _trees(number: int, folder: Path | None, seed: int) -> list[Tree]:
@@ -179,27 +179,27 @@ def _add_program(nodes: Nodes, program: Call) -> None:
     nodes.add("out", add(program))
 
 
-WORKLOADS: dict[str, Workload] = {
+STRUCTURES: dict[str, Structure] = {
     workload.name: workload
     for workload in (
-        Workload("tree-lstm", "TreeLSTM on sentiment trees, an output at every tree node", _trees, _add_tree),
-        Workload("tree-gru", "TreeGRU on sentiment trees, an output at every tree node", _trees, _add_tree),
-        Workload("mv-rnn", "matrix-vector RNN on sentiment trees, an output at every tree node", _trees, _add_tree),
-        Workload(
+        Structure("tree-lstm", "TreeLSTM on sentiment trees, an output at every tree node", _trees, _add_tree),
+        Structure("tree-gru", "TreeGRU on sentiment trees, an output at every tree node", _trees, _add_tree),
+        Structure("mv-rnn", "matrix-vector RNN on sentiment trees, an output at every tree node", _trees, _add_tree),
+        Structure(
             "tree-lstm-2type",
             "TreeLSTM on sentiment trees, each internal node one of two cells by a fair coin",
             _trees,
             partial(_add_tree, two_types=True),
         ),
-        Workload("bilstm-tagger", "two-layer bidirectional LSTM on tagged sentences", _sentences, _add_sentence),
-        Workload("lattice-lstm", "LSTM on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
-        Workload("lattice-gru", "GRU on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
-        Workload(
+        Structure("bilstm-tagger", "two-layer bidirectional LSTM on tagged sentences", _sentences, _add_sentence),
+        Structure("lattice-lstm", "LSTM on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
+        Structure("lattice-gru", "GRU on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
+        Structure(
             "lattice-absorbed",
             "LSTM or GRU on word lattices, sums of arcs read by their consumers",
             _lattices,
             partial(_add_lattice, absorb_sums=True),
         ),
-        Workload("module-net", "generated programs over 40 modules, an output at the root", _programs, _add_program),
+        Structure("module-net", "generated programs over 40 modules, an output at the root", _programs, _add_program),
     )
 }

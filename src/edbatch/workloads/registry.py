@@ -51,8 +51,9 @@ class Workload:
 
     def make(self, corpus: Corpus, hidden: int | None = None, seed: int = 0) -> nn.Module:
         """The model for these examples, with weights of this seed."""
-        torch.manual_seed(seed)
-        return self.model(dim=hidden or self.hidden, **corpus.sizes)
+        with torch.random.fork_rng(devices=[]):  # the caller's random numbers go on as if nothing had been drawn
+            torch.manual_seed(seed)
+            return self.model(dim=hidden or self.hidden, **corpus.sizes)
 
 
 def find(name: str) -> Workload:

@@ -65,6 +65,7 @@ class Trainer:
         self.settings, self.corpus, self.ranks = settings, corpus, ranks or Ranks()
         self.workload: Workload = find(settings.workload)
         self.model = self.workload.make(corpus, settings.hidden, settings.seed)
+        torch.manual_seed(settings.seed)
         self.batched = edbatch.batch(self.model, policy=policy, stack="cat")
         self.optimizer = torch.optim.Adam(self.model.parameters(), lr=settings.learning_rate, fused=True)
         self.progress = Progress()
