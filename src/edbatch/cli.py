@@ -34,6 +34,9 @@ class Encoding(StrEnum):
     sort = "sort"
 
 
+MIN_TABLE_WIDTH = 150  # of benchmarks: cut numbers would be worse than lines that the terminal wraps
+
+
 @contextmanager
 def _clear_errors() -> Iterator[None]:
     """A user's mistake is one sentence on stderr and exit code 1; Ctrl-C is exit code 130. Neither is a traceback."""
@@ -42,7 +45,8 @@ def _clear_errors() -> Iterator[None]:
     except (KeyboardInterrupt, SystemError) as error:
         if not _is_interrupt(error):
             raise
-        typer.echo("interrupted", err=True)
+        if not (isinstance(error, KeyboardInterrupt) and error.args):  # else it was said already
+            typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
     except (EdbatchError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -395,6 +399,7 @@ def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]
     check_output(json)
     result = run()
     console = Console()
+    console.width = max(console.width, MIN_TABLE_WIDTH)
     for table in benchmark.tables(result):
         console.print(table)
     if json is not None:

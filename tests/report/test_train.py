@@ -124,7 +124,18 @@ def test_run_every_workload(name):
     result = run("run", name, "--batches", 1, "--batch-size", 2, "--hidden", 4, "--policy", "agenda")
     assert result.exit_code == 0, result.output
     assert f"{name}, policy agenda" in result.output
-    assert "2 in 1 mini-batches of 2" in result.output
+    assert "2 in 1 mini-batch" in result.output
+
+
+def test_run_says_how_much_of_a_policy_was_known(trained):
+    policy = trained / "policy.json"
+    for workload, hidden, said in (
+        ("tree-lstm", 6, "knows 4 of the 4 types"),
+        ("lstm-1d", 4, "knows 0 of the 2 types; "),
+    ):
+        result = run("run", workload, "--batches", 1, "--batch-size", 2, "--hidden", hidden, "--policy", policy)
+        assert result.exit_code == 0, result.output
+        assert said in result.output.replace("\n", "")
 
 
 def test_workloads_are_listed():
@@ -149,6 +160,12 @@ def test_a_folder_with_part_of_the_data(tmp_path):
     result = run("workloads", "--data", tmp_path)
     assert result.exit_code == 0, result.output
     assert re.search(r"lattice-lstm +lattice .* no data ", result.output)
+
+
+def test_a_folder_that_does_not_exist():
+    result = run("workloads", "--data", "missing")
+    assert result.exit_code == 1
+    assert "missing is no folder" in result.output
 
 
 def test_progress_bar(monkeypatch):
@@ -182,6 +199,7 @@ def test_ctrl_c_leaves_a_checkpoint_from_which_training_goes_on(tmp_path):
     assert process.returncode == 130, errors
     assert "Stopped and saved; go on by:\n  edbatch train tree-lstm --output trees --resume" in output
     assert "Traceback" not in errors
+    assert "interrupted" not in errors
     done = checkpoints.load(tmp_path / "trees").progress
     assert len(done.epochs) >= 2
     result = run("train", "tree-lstm", "--epochs", len(done.epochs) + 1, "--resume", "--output", "trees")

@@ -168,7 +168,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
     found = []
     for heads, rows, name, caption in (
         (*_graphs(result), "Batches by policy", "the first examples of the training data"),
-        (*_times(result), "Milliseconds", f"medians (quartiles); speed-up over one by one\n{facts}"),
+        (
+            *_times(result),
+            "Milliseconds",
+            f"medians (quartiles); speed-up: median of ratios within rounds\n{facts}",
+        ),
     ):
         table = Table(*heads, title=f"{name}: {title}", caption=caption, box=SIMPLE, pad_edge=False)
         for column in table.columns[1:]:
@@ -214,7 +218,8 @@ def markdown(result: dict[str, Any]) -> str:
         f"Python {machine['python']}, numba {machine['numba']}, edbatch {machine['edbatch']}. Medians (quartiles) of "
         f"{settings['rounds']} rounds, one by one in {settings['one_by_one_rounds']} of them, in turns in one process.",
         _markdown_table(*_graphs(result)),
-        "Milliseconds of a mini-batch, of its stages, and of the same model one by one:",
+        "Milliseconds of a mini-batch, of its stages, and of the same model one by one (speed-up: median of the ratios "
+        "within rounds):",
         _markdown_table(*_times(result)),
     ]
     return "\n\n".join(sections) + "\n"

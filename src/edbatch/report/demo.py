@@ -24,6 +24,7 @@ from edbatch.datasets.trees import SHIPPED
 from edbatch.models import TreeLSTM
 
 NEXT_STEPS = """What next:
+  source .venv/bin/activate, if make installed edbatch, for the command edbatch
   README.md              batch a model of your own
   batched.explain()      what was batched, what was copied, and why
   edbatch learn --help   what a policy learns, in pictures

@@ -19,9 +19,11 @@ from edbatch.atomic import write_atomically
 from edbatch.batched import Batched
 from edbatch.datasets.corpora import Corpus
 from edbatch.errors import BatchError
+from edbatch.planning.policy_file import load_policy
 from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
 from edbatch.report.output import OutputError, progress_bar, say
+from edbatch.report.words import counted
 from edbatch.stats import Stats
 from edbatch.workloads import checkpoint as checkpoints
 from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError
@@ -90,6 +92,7 @@ def run(options: Options, console: Console | None = None) -> None:
         edbatch.check(batched, examples[: options.batch_size])
     totals = _infer(batched, workload, examples, options.batch_size)
     console.print(_table(options, batched, corpus, examples, totals))
+    _say_known(console, options, totals)
     if before:
         say(console, f"right: {totals.right:,} of {totals.num_labels:,} ({totals.right / totals.num_labels:.1%})")
     else:
@@ -99,6 +102,14 @@ def run(options: Options, console: Console | None = None) -> None:
     if options.output:
         write_atomically(options.output, _lines(workload, examples, totals))
         say(console, f"Wrote the guesses, one example a line, to {options.output}")
+
+
+def _say_known(console: Console, options: Options, totals: Totals) -> None:
+    """How much of a saved policy was of use."""
+    if options.policy and options.policy.endswith(".json"):
+        known = totals.types & set(map(str, load_policy(options.policy).types))
+        note = "" if len(known) == len(totals.types) else "; the others were learned anew"
+        say(console, f"{options.policy} knows {len(known)} of the {len(totals.types)} types{note}")
 
 
 def _infer(batched: Batched, workload: Workload, examples: Sequence[Any], size: int) -> Totals:
@@ -151,7 +162,7 @@ def _table(options: Options, batched: Batched, corpus: Corpus, examples: Sequenc
     seconds = sum(totals.seconds.values())
     table = Table(title=f"{options.workload}, policy {batched.policy.name}", caption=corpus.source, show_header=False)
     rows = {
-        "examples": f"{len(examples):,} in {totals.mini_batches:,} mini-batches of {options.batch_size}",
+        "examples": f"{len(examples):,} in {counted(totals.mini_batches, 'mini-batch', 'mini-batches')}",
         "loss": f"{totals.loss / len(examples):.4f} an example",
         "nodes": f"{totals.num_nodes:,} of {len(totals.types)} types",
         "batches": f"{totals.num_batches:,}; lower bound {totals.lower_bound:,}",

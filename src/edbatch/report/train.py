@@ -82,7 +82,7 @@ def _train(trainer: Trainer, options: Options, console: Console) -> None:
                 _save(trainer, options.folder)
                 trainer.ranks.wait()  # one that left would have the others stopped, while rank 0 may still be saving
                 say(console, f"Stopped and saved; go on by:\n  {_command(options)}")
-                raise KeyboardInterrupt
+                raise KeyboardInterrupt("saved")
             epoch = trainer.end_epoch()
             _save(trainer, options.folder)
             say(console, _line(len(trainer.progress.epochs), epoch))

@@ -29,10 +29,12 @@ def _curve(epochs: Sequence[Epoch], title: str) -> Figure:
     numbers = range(1, len(epochs) + 1)
     left.plot(numbers, [epoch.loss for epoch in epochs], "o-", color=_LOSS)
     right.plot(numbers, [epoch.accuracy for epoch in epochs], "s-", color=_ACCURACY)
+    left.set_ylim(bottom=0)
+    right.set_ylim(0, 1)
     left.set_xlabel("epoch")
     left.xaxis.set_major_locator(MaxNLocator(integer=True))
     left.set_ylabel("loss of a training example", color=_LOSS)
     right.set_ylabel("right guesses on dev", color=_ACCURACY)
-    right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
+    right.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     left.set_title(title, fontsize=11, parse_math=False)
     return figure

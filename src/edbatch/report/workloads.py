@@ -18,9 +18,12 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     """Lists the workloads with their family, data and number of parameters."""
     console = console or Console()
     folder = data_folder(data)
+    if folder and not folder.is_dir():
+        raise DatasetError(f"{folder} is no folder; give (or set EDBATCH_DATA to) a folder of data")
     caption = f"real data from {folder}" if folder else "generated data; set EDBATCH_DATA to a folder of real data"
     heads = ("workload", "family", "data", "hidden", "parameters", "")
     table = Table(*heads, title="Workloads", caption=caption, box=SIMPLE, pad_edge=False)
+    table.columns[0].no_wrap = True
     for number in (3, 4):
         table.columns[number].justify = "right"
     with progress_bar("reading", len(WORKLOADS)) as update:
