@@ -7,6 +7,11 @@ import secrets
 from pathlib import Path
 
 
+def can_write(path: Path) -> bool:
+    """Whether a file could be written there, to be asked before long work."""
+    return path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()
+
+
 def write_atomically(path: Path, content: bytes) -> None:
     """Write all of the file or, if anything fails, nothing; an older file of that name stays until then."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")

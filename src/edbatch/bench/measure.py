@@ -22,7 +22,7 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from edbatch.atomic import write_atomically
+from edbatch.atomic import can_write, write_atomically
 from edbatch.datasets.files import data_folder
 from edbatch.errors import EdbatchError
 
@@ -192,5 +192,5 @@ def without_folder(source: str, data: str | os.PathLike[str] | None) -> str:
 
 def check_output(path: Path | None) -> None:
     """Refuses a path that could not be written, before minutes are spent on measuring."""
-    if path is not None and not (path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()):
+    if path is not None and not can_write(path):
         raise BenchError(f"cannot write {path}: give a file name in an existing folder that may be written to")

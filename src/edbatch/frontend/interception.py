@@ -45,7 +45,7 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if recorder is None:
         return _call_plain(module, args, kwargs)
     if kwargs:
-        if module in recorder.plain:
+        if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
             return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         return recorder.call(module, args, kwargs)
     key: Any = None
@@ -68,8 +68,6 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         if type(a) is Lazy and type(b) is Lazy and type(c) is Lazy and type(d) is Lazy:
             key, flat = (module, a.kind, b.kind, c.kind, d.kind), (a.ref, b.ref, c.ref, d.ref)
     if key is None:
-        if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
-            return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
         key, flat = _signature(recorder, module, args)
     entry = recorder.entries.get(key)
     if entry is None:

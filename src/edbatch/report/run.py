@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 import edbatch
-from edbatch.atomic import write_atomically
+from edbatch.atomic import can_write, write_atomically
 from edbatch.batched import Batched
 from edbatch.datasets.corpora import Corpus
 from edbatch.errors import BatchError
@@ -182,5 +181,5 @@ def _lines(workload: Workload, examples: Sequence[Any], totals: Totals) -> bytes
 
 
 def _check_output(path: Path | None) -> None:
-    if path is not None and (not os.access(path.parent, os.W_OK) or path.is_dir()):
+    if path is not None and not can_write(path):
         raise OutputError(f"cannot write {path}: give a file name in an existing folder")

@@ -9,13 +9,12 @@ import shlex
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from random import Random
 
 import msgspec
-import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from edbatch.datasets.corpora import Corpus
 from edbatch.planning.policies import Learned
 from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
@@ -188,17 +187,17 @@ def _line(number: int, epoch: Epoch) -> str:
 def _ending(trainer: Trainer, options: Options) -> list[str]:
     lines = [f"Wrote {', '.join(name for name in FILES if (options.folder / name).exists())} into {options.folder}"]
     if options.one_by_one and trainer.ranks.is_first and trainer.progress.epochs:
-        lines.append(_one_by_one(trainer, trainer.corpus, options.one_by_one))
+        lines.append(_one_by_one(trainer, options.one_by_one))
     data = f" --data {shlex.quote(str(options.data))}" if options.data else ""
     lines.append(f"Use it:\n  edbatch run {options.workload} --checkpoint {shlex.quote(str(options.folder))}{data}")
     return lines
 
 
-def _one_by_one(trainer: Trainer, corpus: Corpus, num_examples: int) -> str:
+def _one_by_one(trainer: Trainer, num_examples: int) -> str:
     """Seconds of an epoch beside those of one-by-one training, estimated from a sample of the same examples."""
-    generator = torch.Generator().manual_seed(0)
-    sample = [corpus.train[i] for i in torch.randperm(len(corpus.train), generator=generator)[:num_examples].tolist()]
-    theirs = OneByOne(trainer.model).seconds_per_example(sample) * len(corpus.train)
+    train = trainer.corpus.train
+    sample = Random(0).sample(train, min(num_examples, len(train)))
+    theirs = OneByOne(trainer.model).seconds_per_example(sample) * len(train)
     ours = min(epoch.seconds for epoch in trainer.progress.epochs)
     return (
         f"One by one an epoch would take {theirs:.0f} s (forward and backward of {len(sample)} random examples, "

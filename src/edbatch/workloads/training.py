@@ -35,7 +35,6 @@ class Step(NamedTuple):
 
     number: int
     num_steps: int
-    num_examples: int
     loss: float
 
 
@@ -90,7 +89,7 @@ class Trainer:
             self.progress.loss_sum += loss * len(plan[step])
             self.progress.num_examples += len(plan[step])
             self.progress.seconds += time.perf_counter() - begin
-            yield Step(step + 1, len(plan), len(plan[step]), loss)
+            yield Step(step + 1, len(plan), loss)
 
     def end_epoch(self) -> Epoch:
         """Evaluates, and closes the books of the epoch."""
