@@ -16,6 +16,7 @@ from edbatch.frontend.results import STACKS, Results
 from edbatch.pipeline import Pipeline, zip_columns
 from edbatch.planning import policies
 from edbatch.planning.schedule import Policy
+from edbatch.runtime.forward import Compiling
 from edbatch.stats import Stats
 
 
@@ -31,7 +32,7 @@ class Batched(nn.Module):
 
     fn: Callable[..., Any]
 
-    def __init__(self, fn: Callable[..., Any], policy: Policy, stack: bool | str):
+    def __init__(self, fn: Callable[..., Any], policy: Policy, stack: bool | str, compiling: Compiling):
         super().__init__()
         owner = getattr(fn, "__self__", fn)
         if isinstance(owner, nn.Module):
@@ -42,6 +43,7 @@ class Batched(nn.Module):
         self.__dict__["fn"] = fn  # not as a submodule: its parameters are ours already
         self.policy = policy
         self.stack = stack
+        self.compiling = compiling
         self.stats: Stats | None = None
         self._pipeline: Pipeline | None = None
 
@@ -57,7 +59,7 @@ class Batched(nn.Module):
     @property
     def pipeline(self) -> Pipeline:
         if self._pipeline is None:
-            self._pipeline = Pipeline(self.fn)
+            self._pipeline = Pipeline(self.fn, self.compiling)
         return self._pipeline
 
     def one_by_one(self, *columns: Any, **keywords: Any) -> Any:
@@ -98,7 +100,14 @@ class Batched(nn.Module):
         )
 
 
-def batch(fn: Callable[..., Any], *, policy: str | Policy = "learned", stack: bool | str = True) -> Batched:
+def batch(
+    fn: Callable[..., Any],
+    *,
+    policy: str | Policy = "learned",
+    stack: bool | str = True,
+    compile: bool = True,
+    exact_math: bool = False,
+) -> Batched:
     """Run a function of one example on mini-batches of different examples, with few large kernels, forward and
     backward.
 
@@ -109,6 +118,8 @@ def batch(fn: Callable[..., Any], *, policy: str | Policy = "learned", stack: bo
         stack: how results are put together: True stacks them, "cat" gives (rows of all examples, lengths), "pad" pads
         with zeros,
             False gives a list with one result per example.
+        compile: whether cells run as fused kernels, on the CPU (EDBATCH_COMPILE=0 turns it off everywhere).
+        exact_math: whether tanh, sigmoid, exp, … are torch's own also in fused cells; ours are accurate to 1e-6.
 
     Returns:
         A `Batched`: called with columns (one entry per example) by position and shared values by keyword.
@@ -132,4 +143,5 @@ def batch(fn: Callable[..., Any], *, policy: str | Policy = "learned", stack: bo
         policy = policies.from_name(policy)
     elif isinstance(policy, type) or not hasattr(policy, "run"):
         raise BatchError(f"policy={policy!r} is no policy; give one like edbatch.policies.BoundGreedy(), or its name")
-    return Batched(fn, policy, stack)
+    on = compile and os.environ.get("EDBATCH_COMPILE", "1") not in ("", "0")
+    return Batched(fn, policy, stack, Compiling(on, exact_math))

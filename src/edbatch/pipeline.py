@@ -32,7 +32,7 @@ from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction
-from edbatch.runtime.forward import Execution, Plan, make_plan
+from edbatch.runtime.forward import Compiling, Execution, Plan, make_plan
 from edbatch.runtime.needs import Needs, find_needs
 from edbatch.stats import Stats, Stopwatch
 
@@ -42,7 +42,7 @@ _HERE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
 class Pipeline:
     """Runs one function on mini-batches."""
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., Any], compiling: Compiling):
         self.function = function
         owner = getattr(function, "__self__", function)
         self.root = owner if isinstance(owner, nn.Module) else None
@@ -50,6 +50,7 @@ class Pipeline:
         self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
         self.pool = Pool()
+        self.compiling = compiling
 
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
@@ -63,7 +64,7 @@ class Pipeline:
             plan = make_plan(recorded, order)
         with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
             needs = self._needs(plan, results)
-            execution = Execution(plan, self.pool, needs)
+            execution = Execution(plan, self.pool, needs, self.compiling)
             execution.run()
             gathered = [execution.gather(group) for group in results.groups]
         stats = Stats.of(plan, execution.lease.num_bytes, watch.seconds)

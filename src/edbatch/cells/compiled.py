@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,6 +22,9 @@ from edbatch.cells.simplify import simplify
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.verify import Verification
 from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.cells.fused_cell import FusedCell
 
 Mask = tuple[bool, ...]
 
@@ -80,6 +83,13 @@ class CompiledCell:
     constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which torch has no gradient
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
+    _fused: dict[tuple[Mask, bool], Any] = field(default_factory=dict, repr=False, compare=False)
+
+    def fused(self, taken: Mask, exact_math: bool) -> FusedCell:
+        """The cell as launches of fused kernels, for the CPU; see `FusedCell`."""
+        from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
+
+        return self._fused.setdefault((taken, exact_math), FusedCell(self, taken, exact_math))
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound])
@@ -173,5 +183,5 @@ def _training(cell: CompiledCell, need_rows: Mask, need_shared: Mask, need_outs:
 
 
 def _reads(program: Program, name: str, count: int) -> Mask:
-    texts = {text for text, _ in program.inputs.values()}
-    return tuple(f"{name}[{i}]" in texts for i in range(count))
+    read = {(place.group, place.number) for place in program.inputs.values()}
+    return tuple((name, i) in read for i in range(count))

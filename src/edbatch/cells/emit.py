@@ -26,11 +26,11 @@ Form = tuple[Any, ...]
 
 def emit(body: Body, program: Program) -> Emitted:
     """Writes and compiles a program."""
-    return _Emitter(body, program).run()
+    return Emitter(body, program).run()
 
 
 @dataclass
-class _Memory:
+class Forms:
     """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over, `pinned` is a
     buffer."""
 
@@ -39,17 +39,17 @@ class _Memory:
     pinned: bool = False
 
 
-class _Emitter:
+class Emitter:
     def __init__(self, body: Body, program: Program) -> None:
         self.body, self.program = body, program
         self.lines: list[str] = []
         self.namespace: dict[str, Any] = {}
-        self.memory: dict[int, _Memory] = {}
+        self.memory: dict[int, Forms] = {}
         self.kept: dict[int, list[str]] = {}  # root -> local names to drop when it dies
         self.count = 0
         self.roots = self._roots()
         self.last_use = self._last_uses()
-        self.dests: dict[int, _Memory] = {}
+        self.dests: dict[int, Forms] = {}
         self.scratch: set[int] = set()
 
     # What rules ask.
@@ -115,8 +115,8 @@ class _Emitter:
         return name
 
     def run(self) -> Emitted:
-        for index, (text, form) in self.program.inputs.items():
-            self.memory[index] = _Memory({self._own_form(index) if form is None else form: text})
+        for index, place in self.program.inputs.items():
+            self.memory[index] = Forms({self._own_form(index) if place.shape is None else place.shape: place.text})
         self._place_destinations()
         for index in self.program.inputs:
             self._add_sums(Val(index))
@@ -126,7 +126,8 @@ class _Emitter:
             self._emit_op(position, Val(index), op)
             self._add_sums(Val(index))
             self._drop(position)
-        for text, value in self.program.dests.items():
+        for place, value in self.program.dests.items():
+            text = place.text
             if self.dests.get(value.index) is None or text not in self.dests[value.index].forms.values():
                 self.lines.append(f"{text}.copy_({self.raw(value)})")
         if self.program.returns is not None:
@@ -150,11 +151,11 @@ class _Emitter:
             self.lines.append(f"{self.form(value, form)}.copy_({code.text})")
         elif (taken := self._take_over(position, op, code)) is not None:
             name = self.form(taken, form)
-            self.memory[index] = _Memory({form: name}, own=True)
+            self.memory[index] = Forms({form: name}, own=True)
             self.kept.setdefault(self.roots[index], []).extend(self.kept.pop(self.roots[taken.index], []))
             self.lines.append(code.writing(name))
         else:
-            self.memory[index] = _Memory({form: self.assign(value, code.text)}, own=not code.view)
+            self.memory[index] = Forms({form: self.assign(value, code.text)}, own=not code.view)
 
     def _take_over(self, position: int, op: Op, code: Code) -> Val | None:
         """An operand whose memory may hold the result."""
@@ -178,7 +179,7 @@ class _Emitter:
     def _place_destinations(self) -> None:
         """Gives results their buffers; behind reshapes it is the reshaped value that is written there. Dying operands
         of elementwise ops may use the buffer of the result before it does."""
-        for text, value in self.program.dests.items():
+        for place, value in self.program.dests.items():
             base = value.index
             while base not in self.program.inputs and (op := self.body.op(base)) and op.target is aten.view.default:
                 base = op.args[0].index
@@ -188,7 +189,7 @@ class _Emitter:
                 and self.roots[base] == base
                 and self.body.is_row[base]
             ):
-                self.dests[base] = _Memory({self._own_form(value.index): text}, pinned=True)
+                self.dests[base] = Forms({self._own_form(value.index): place.text}, pinned=True)
                 if value.index != base:
                     self.dests[value.index] = self.dests[base]
         position_of = {index: position for position, index in enumerate(self.program.ops)}

@@ -15,12 +15,12 @@ import torch
 
 from edbatch.cells.body import Body, Draft, Val, live_values
 from edbatch.cells.linear import EMBED, SPARSE, Summing, without_tangents
-from edbatch.cells.program import Program
+from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import VIEWS
+from edbatch.cells.stack import stack_sums
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-Place = tuple[str, tuple[int, ...] | None]  # an expression, and its shape if that is not the value's own
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ def prologue_values(body: Body) -> tuple[Val, ...]:
 
 def prologue(body: Body) -> Program:
     first = len(body.rows)
-    inputs = {first + i: (f"given[{i}]", None) for i in range(len(body.shared))}
+    inputs = {first + i: Place("given", i) for i in range(len(body.shared))}
     wanted = prologue_values(body)
     ops = tuple(sorted(i for i in live_values(body, wanted) if i >= body.num_inputs))
     return Program("prologue", "given", inputs, ops, returns=wanted)
@@ -55,7 +55,7 @@ def infer(body: Body) -> Program:
     """Outputs only."""
     places = _Places(body)
     ops, inputs = places.walk(body.outputs, stored=False)
-    dests = {f"outs[{k}]": v for k, v in enumerate(body.outputs)}
+    dests = {Place("outs", k): v for k, v in enumerate(body.outputs)}
     return Program("infer", "B, rows, pro, outs", inputs, ops, dests)
 
 
@@ -79,6 +79,7 @@ def split(
         if grad is not None:
             summing.collect(grad)
     totals = [None if g is None else summing.summed(g) for g in shared_grads]
+    totals = stack_sums(draft, totals)
     totals = [_sparse(draft, t) if t is not None and i in sparse else t for i, t in enumerate(totals)]
     return _programs(draft.body(body), row_grads, totals, summing.sums)
 
@@ -91,13 +92,13 @@ def _programs(body: Body, row_grads: list[Val | None], totals: list[Val | None],
     backward_ops, backward_inputs = places.walk(wanted, inside=True)
     saved = [Val(i) for i in places.saved]
     forward_ops, forward_inputs = places.walk([*body.outputs, *saved], stored=False)
-    outs = {f"outs[{k}]": v for k, v in enumerate(body.outputs)}
+    outs = {Place("outs", k): v for k, v in enumerate(body.outputs)}
     return Split(
         body,
         Program("forward", "B, rows, pro, outs, saved", forward_inputs, forward_ops,
-                outs | {f"saved[{k}]": v for k, v in enumerate(saved)}),
+                outs | {Place("saved", k): v for k, v in enumerate(saved)}),
         Program("backward", "B, rows, outs, saved, pro, out_grads, deferred, sums", backward_inputs, backward_ops,
-                {f"deferred[{k}]": v for k, v in enumerate(deferred)}, tuple(enumerate(sums)), tuple(row_grads)),
+                {Place("deferred", k): v for k, v in enumerate(deferred)}, tuple(enumerate(sums)), tuple(row_grads)),
         Program("finish", "B, rows, outs, saved, deferred, pro, sums", finish_inputs, finish_ops,
                 returns=tuple(totals)),
         tuple(body.spec(v) for v in saved),
@@ -117,19 +118,19 @@ class _Places:
                 self.forward.add(body.num_inputs + i)
         self.saved: list[int] = []
         self.deferred: list[int] = []
-        self.rows = {i: (f"rows[{i}]", None) for i in range(len(body.rows))}
-        self.shared = {v.index: (f"pro[{k}]", None) for k, v in enumerate(prologue_values(body.head()))}
+        self.rows = {i: Place("rows", i) for i in range(len(body.rows))}
+        self.shared = {v.index: Place("pro", k) for k, v in enumerate(prologue_values(body.head()))}
         first = len(body.rows) + len(body.shared)
         used = {t.index: k for k, t in enumerate(body.tangent_of) if t is not None}
-        self.tangents = {first + i: (f"out_grads[{used[first + i]}]", None) for i in range(len(body.tangents))}
+        self.tangents = {first + i: Place("out_grads", used[first + i]) for i in range(len(body.tangents))}
         self.outs: dict[int, Place] = {}
         for k, value in enumerate(body.outputs):
             if body.is_row[value.index] and value.index >= body.num_inputs:
-                self.outs.setdefault(value.index, (f"outs[{k}]", None))
+                self.outs.setdefault(value.index, Place("outs", k))
                 while (made := body.op(value)) is not None and made.target is aten.view.default:
                     value = made.args[0]
                 if value.index >= body.num_inputs:
-                    self.outs.setdefault(value.index, (f"outs[{k}]", body.spec(body.outputs[k]).shape))
+                    self.outs.setdefault(value.index, Place("outs", k, body.spec(body.outputs[k]).shape))
 
     def walk(
         self, wanted: Sequence[Val], stored: bool = True, inside: bool = False
@@ -164,8 +165,8 @@ class _Places:
         if known is not None or not self.body.is_row[index] or not stored or (op is not None and op.target in VIEWS):
             return known
         if index in self.forward:
-            return f"saved[{_slot(self.saved, index)}]", None
-        return None if inside else (f"deferred[{_slot(self.deferred, index)}]", None)
+            return Place("saved", _slot(self.saved, index))
+        return None if inside else Place("deferred", _slot(self.deferred, index))
 
 
 def _slot(slots: list[int], index: int) -> int:

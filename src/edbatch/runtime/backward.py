@@ -5,7 +5,7 @@ One autograd.Function per call is wrapped around the forward that has already ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,6 +15,7 @@ from edbatch.errors import GradientError
 from edbatch.frontend.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.forward import Execution
+from edbatch.runtime.launch import Binding
 
 
 class BatchedFunction(torch.autograd.Function):
@@ -64,11 +65,12 @@ def backward(
         for training, size in zip(execution.training, execution.type_sizes, strict=True)
     ]
     sums: list[dict[Any, Any]] = [{} for _ in execution.types]
-    operands = execution.operands
-    for batch in range(len(operands.batch_types) - 1, -1, -1):
-        t = operands.batch_types[batch]
-        if execution.training[t] is not None:
-            _batch_backward(execution, arenas, deferred[t], sums[t], batch, t)
+    launch = [_launcher(execution, arenas, deferred[t], sums[t], lease, t) for t in range(len(execution.types))]
+    batch_types = execution.operands.batch_types
+    for batch in range(len(batch_types) - 1, -1, -1):
+        run = launch[batch_types[batch]]
+        if run is not None:
+            run(batch)
     total = _finish(execution, deferred, sums)
     _outside_gradients(execution, arenas, total)
     lease.release()
@@ -91,6 +93,20 @@ def _gradient_arenas(execution: Execution, lease: Lease) -> list[Tensor | None]:
     ]
 
 
+def _launcher(
+    execution: Execution, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any], lease: Lease, t: int
+) -> Callable[[int], None] | None:
+    """The function that runs a batch of a type backwards; None when no gradient flows through it."""
+    training = execution.training[t]
+    if training is None:
+        return None
+    bind = getattr(training.backward, "bind", None)
+    if bind is not None:
+        launch: Callable[[int], None] = bind(Binding(execution, t, lease).with_gradients(arenas, deferred, sums))
+        return launch
+    return lambda batch: _batch_backward(execution, arenas, deferred, sums, batch, t)
+
+
 def _batch_backward(
     execution: Execution, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any], batch: int, t: int
 ) -> None:
@@ -108,13 +124,13 @@ def _batch_backward(
     )
     grads = [g if need else None for g, need in zip(execution.views(arenas, batch, t), needs.outs[t], strict=True)]
     gradients = training.backward(
-        execution.size(batch, t),
+        execution.sizes[batch],
         rows,
         outs,
-        execution.ranges(execution.saved[t], batch, t),
+        execution.ranges(execution.saved[t], batch),
         execution.prologues[t],
         grads,
-        execution.ranges(deferred, batch, t),
+        execution.ranges(deferred, batch),
         sums,
     )
     for slot, (gradient, need) in enumerate(zip(gradients, needs.rows[t], strict=True)):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,16 +10,36 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Training
-from edbatch.frontend.recording import Recording
+from edbatch.frontend.recording import NodeType, Recording
 from edbatch.frontend.results import Group
 from edbatch.planning.graph import Graph
 from edbatch.planning.layout import Layout, Slot, plan, unpack
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
+from edbatch.runtime.launch import Binding, is_taken
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
 from edbatch.spec import Spec
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How compiled cells run: `on` as fused kernels where possible, with `exact_math` torch's own tanh, exp, …"""
+
+    on: bool = True
+    exact_math: bool = False
+
+    def kernel(self, node_type: NodeType) -> Any:
+        """The kernel that runs a type: its fused form on the CPU, unless a dispatch mode must see every op."""
+        kernel = node_type.kernel
+        on_cpu = all(spec is None or spec.device.type == "cpu" for spec in (*node_type.slot_specs, *kernel.outputs))
+        fused = getattr(kernel, "fused", None)
+        if not self.on or fused is None or not on_cpu or torch._C._len_torch_dispatch_stack():
+            return kernel
+        return fused(tuple(is_taken(kind) for kind in node_type.slots), self.exact_math)
+
+
+OFF = Compiling(on=False)
 
 
 @dataclass(frozen=True)
@@ -54,7 +74,7 @@ def make_plan(recording: Recording, schedule: Schedule) -> Plan:
 class Execution:
     """One run of a plan: its arenas, and in training what backward will need."""
 
-    def __init__(self, plan: Plan, pool: Pool, needs: Needs | None):
+    def __init__(self, plan: Plan, pool: Pool, needs: Needs | None, compiling: Compiling = OFF):
         self.plan = plan
         self.needs = needs
         self.lease = Lease(pool)
@@ -78,35 +98,53 @@ class Execution:
         ]
         self._by_rows = [any(t.per_row) for t in self.types]  # types that run on all rows of their nodes
         self.type_sizes = np.where(self._by_rows, layout.type_rows, layout.type_nodes).tolist()
+        by_rows = np.array(self._by_rows)[plan.schedule.batch_types] if self.types else np.zeros(0, bool)
+        sizes = np.where(by_rows, layout.num_rows, np.diff(plan.schedule.starts))
+        self.sizes: list[int] = sizes.tolist()  # how many rows each batch runs on: its nodes, or all rows of its nodes
+        self.own: list[int] = np.where(by_rows, layout.row_begin, layout.node_begin).tolist()
+        self.largest = [int(sizes[plan.schedule.batch_types == t].max(initial=0)) for t in range(len(self.types))]
+        self.kernels = [compiling.kernel(node_type) for node_type in self.types]
         self.prologues: list[Any] = [None] * len(self.types)
-        self.training: list[Training | None] = [None] * len(self.types)
+        self.training: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
 
     def run(self) -> None:
         """Compute every value of the mini-batch."""
         self._take_outside()
-        for t, node_type in enumerate(self.types):
-            self.prologues[t] = node_type.kernel.prologue(node_type.shared)
+        for t, kernel in enumerate(self.kernels):
+            self.prologues[t] = kernel.prologue(self.types[t].shared)
             if self.needs is not None and any(self.needs.outs[t]):
-                training = node_type.kernel.training(self.needs.rows[t], self.needs.shared[t], self.needs.outs[t])
+                training = kernel.training(self.needs.rows[t], self.needs.shared[t], self.needs.outs[t])
                 self.training[t] = training
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
-        for batch, t in enumerate(self.operands.batch_types):
-            try:
-                self._run_batch(batch, t)
-            except Exception as error:
-                error.add_note(self._where(batch, t))
-                raise
+        scratch = Lease(self.lease.pool)
+        launch = [self._launcher(t, scratch) for t in range(len(self.types))]
+        batch = t = 0
+        try:
+            for batch, t in enumerate(self.operands.batch_types):
+                launch[t](batch)
+        except Exception as error:
+            error.add_note(self._where(batch, t))
+            raise
+        scratch.release()
+
+    def _launcher(self, t: int, scratch: Lease) -> Callable[[int], None]:
+        """The function that runs a batch of a type."""
+        kernel, training = self.kernels[t], self.training[t]
+        bind = getattr(kernel.infer if training is None else training.forward, "bind", None)
+        if bind is not None:
+            launch: Callable[[int], None] = bind(Binding(self, t, scratch))
+            return launch
+        return lambda batch: self._run_batch(batch, t)
 
     def _run_batch(self, batch: int, t: int) -> None:
-        node_type = self.types[t]
-        rows = [self.operands.read(self.arenas, batch, slot) for slot in range(len(node_type.slots))]
+        rows = [self.operands.read(self.arenas, batch, slot) for slot in range(len(self.types[t].slots))]
         outs = self.views(self.arenas, batch, t)
         training = self.training[t]
         if training is None:
-            node_type.kernel.infer(self.size(batch, t), rows, self.prologues[t], outs)
+            self.kernels[t].infer(self.sizes[batch], rows, self.prologues[t], outs)
         else:
-            training.forward(self.size(batch, t), rows, self.prologues[t], outs, self.ranges(self.saved[t], batch, t))
+            training.forward(self.sizes[batch], rows, self.prologues[t], outs, self.ranges(self.saved[t], batch))
 
     def _where(self, batch: int, t: int) -> str:
         """Which cell failed while running, and for the numbers it was given the examples with the extreme ones."""
@@ -134,10 +172,6 @@ class Execution:
             if spec in inputs:
                 torch.stack(inputs[spec], out=arena.narrow(0, 0, len(inputs[spec])))
 
-    def size(self, batch: int, t: int) -> int:
-        """How many rows a batch runs on: its nodes, or the rows of all its nodes."""
-        return self._num_rows[batch] if self._by_rows[t] else self.operands.nodes[batch]
-
     def views(self, arenas: Sequence[Tensor | None], batch: int, t: int) -> list[Any]:
         """The rows that a batch writes, as views of arenas (of values or of gradients)."""
         nodes, rows = self.operands.nodes[batch], self._num_rows[batch]
@@ -150,11 +184,9 @@ class Execution:
             for arena, base, per_row in self.outputs[t]
         ]
 
-    def ranges(self, buffers: list[Tensor], batch: int, t: int) -> list[Tensor]:
+    def ranges(self, buffers: list[Tensor], batch: int) -> list[Tensor]:
         """The part of a type's own buffers that belongs to a batch."""
-        begin = self._row_begin[batch] if self._by_rows[t] else self._node_begin[batch]
-        size = self.size(batch, t)
-        return [buffer.narrow(0, begin, size) for buffer in buffers]
+        return [buffer.narrow(0, self.own[batch], self.sizes[batch]) for buffer in buffers]
 
     def gather(self, group: Group) -> Tensor:
         """The rows of a group of results, in fresh memory."""

@@ -1,0 +1,285 @@
+"""Fused emission: a program of a cell as few kernels. What is elementwise runs in generated loops, the rest as torch ops.
+
+In: a body and a `Program`. Out: a `Fused`: a function that, bound to the memory of one mini-batch, launches batch b.
+
+Ops fall into phases. Kernel p runs first: it stores what the torch ops of phase p read, and every result that is known
+by then. Then those torch ops run; what depends on them belongs to kernel p + 1. Operands are gathered inside the
+kernels, row by row; results and saved values are written where they belong; gradients of operands are added to the
+rows they came from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edbatch.cells.body import Body, Val
+from edbatch.cells.emit import Emitter, Form, Forms, add_up
+from edbatch.cells.loops import Kernel, Loops, Memory, is_soft
+from edbatch.cells.native import compile_kernels
+from edbatch.cells.pointwise import DTYPES
+from edbatch.cells.program import Place, Program
+from edbatch.cells.rules import VIEWS, batched, shared
+from edbatch.spec import Spec
+
+aten = torch.ops.aten
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """`bind(binding)` gives `launch(b)`; `source` is its Python, `kernels` that of the loops it calls."""
+
+    bind: Callable[[Any], Callable[[int], None]]
+    source: str
+    kernels: tuple[str, ...]
+
+
+def fuse(body: Body, program: Program, taken: Mask, exact_math: bool, name: str) -> Fused:
+    """Emit a program.
+
+    Args:
+        taken: which row operands are read as tensors first (sums of rows, numbers), not row by row inside the kernels.
+        name: of the cell, for the message while its kernels are compiled.
+    """
+    return _Fuser(body, program, taken, exact_math).emit(name)
+
+
+class _Fuser(Emitter):
+    def __init__(self, body: Body, program: Program, taken: Mask, exact_math: bool) -> None:
+        super().__init__(body, program)
+        self.taken, self.exact_math = taken, exact_math
+        self.prelude: dict[str, str] = {}  # variable -> what it is bound to, once per mini-batch
+        self.kernels: list[Kernel] = []
+        self.soft = {i for i in program.ops if is_soft(body, i, exact_math)}
+        self.hard = [i for i in program.ops if i not in self.soft and not self._is_view(i)]
+        self.level = self._levels()
+        self.places: dict[int, list[Place]] = {}  # where a value must end
+        for place, value in program.dests.items():
+            self.places.setdefault(self._behind_reshapes(value.index), []).append(
+                place._replace(shape=body.spec(value).shape)
+            )
+        self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
+        self.addresses: dict[int, Memory] = {}
+
+    # ---- phases
+
+    def _levels(self) -> dict[int, int]:
+        """The phase of every op; of a soft one, the first kernel that can compute it."""
+        level: dict[int, int] = {}
+        for index in self.program.ops:
+            op = self.body.op(index)
+            assert op is not None
+            needs = [0]
+            for v in op.operands:
+                waits = index in self.soft and v.index not in self.soft and self._root(v.index) in level
+                needs.append(level.get(v.index, 0) + waits)
+            level[index] = max(needs)
+        return level
+
+    def _is_view(self, index: int) -> bool:
+        op = self.body.op(index)
+        return index not in self.program.inputs and op is not None and op.target in VIEWS
+
+    def _root(self, index: int) -> int:
+        """The value behind views."""
+        while self._is_view(index):
+            index = self.body.op(index).args[0].index  # type: ignore[union-attr]
+        return index
+
+    def _behind_reshapes(self, index: int) -> int:
+        """The op whose result a value is in another shape; the value itself unless that is a torch op."""
+        base = index
+        while self._is_view(base) and self.body.op(base).target is aten.view.default:  # type: ignore[union-attr]
+            base = self.body.op(base).args[0].index  # type: ignore[union-attr]
+        return base if base in self.hard else index
+
+    def _stored(self) -> list[int]:
+        """The soft values that kernels write to memory: results, and what torch ops read."""
+        wanted = {v.index for _, v in self.program.sums} | set(self.places)
+        for index in self.program.ops:
+            if index not in self.soft:
+                wanted |= {self._root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
+        for slot, value in enumerate(self.program.returns or ()):
+            if value is not None and not self._is_indexed(slot):
+                wanted.add(self._root(value.index))
+        return [i for i in self.program.ops if i in self.soft and i in wanted]
+
+    # ---- memory, as kernels see it
+
+    def find(self, index: int) -> Memory | None:
+        """Where a kernel finds a value; None when it computes it."""
+        if index not in self.addresses:
+            home, spec = self.home.get(index), self.body.specs[index]
+            op = self.body.op(index)
+            if not isinstance(spec, Spec) or (home is None and index in self.soft):
+                return None
+            if not self.body.is_row[index] and op is not None and op.target is aten.full.default:
+                return None
+            self.addresses[index] = self._memory(index, home, math.prod(spec.shape), DTYPES[spec.dtype])
+        return self.addresses[index]
+
+    def _memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> Memory:
+        if home == "scratch":
+            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "local", width, dtype)
+        if isinstance(home, Place) and home.group == "pro":
+            kept = self._bound(f"shared{home.number}", f"x.shared({home.number})")
+            return Memory(self._bound(f"p_{kept}", f"{kept}.data_ptr()"), "shared", width, dtype)
+        if isinstance(home, Place) and home.group == "rows" and self._is_indexed(home.number):
+            arena = self._bound(f"arena{home.number}", f"x.arena({home.number}).data_ptr()")
+            return Memory(arena, "index", width, dtype, f"s[{home.number}]")
+        if isinstance(home, Place) and home.group != "rows":
+            return self._own(home, width, dtype)
+        rows = "local" if self.body.is_row[index] else "shared"
+        tensor = self.assign(Val(index), f"{self.raw(Val(index))}.contiguous()", pinned=True)
+        return Memory(self.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
+
+    def _own(self, place: Place, width: int, dtype: str) -> Memory:
+        """A buffer of the type, in which the batch has rows w, w + 1, …"""
+        return Memory(self._bound(f"p_{self._buffer(place)}", f"{self._buffer(place)}.data_ptr()"), "own", width, dtype)
+
+    def _buffer(self, place: Place) -> str:
+        return self._bound(f"{place.group}{place.number}", f"x.{place.group}[{place.number}]")
+
+    def _is_indexed(self, slot: int) -> bool:
+        """Whether kernels read (and add gradients to) the rows of an operand themselves."""
+        return not self.taken[slot] and self.body.rows[slot].dtype in DTYPES
+
+    def _bound(self, name: str, text: str) -> str:
+        self.prelude.setdefault(name, text)
+        return name
+
+    # ---- tensors, as torch ops see them
+
+    def form(self, value: Val, form: Form) -> str:
+        if value.index not in self.memory:
+            self._make_tensor(value.index)
+        return super().form(value, form)
+
+    def _make_tensor(self, index: int) -> None:
+        home, op = self.home.get(index), self.body.op(index)
+        shape = self._own_form(index)
+        if home == "scratch":
+            text = self.assign(Val(index), f"z{index}.narrow(0, 0, B)", pinned=True)
+        elif isinstance(home, Place):
+            shape = home.shape or shape
+            text = self._tensor_at(index, home)
+        elif op is not None and op.target is aten.view.default:
+            self.raw(op.args[0])
+            self.memory[index] = self.memory[op.args[0].index]
+            return
+        else:
+            assert op is not None
+            code = batched(self, op) if self.body.is_row[index] else shared(self, op)
+            shape, text = code.form or shape, self.assign(Val(index), code.text, pinned=True)
+        self.memory[index] = Forms({shape: text}, pinned=True)
+
+    def _tensor_at(self, index: int, place: Place) -> str:
+        if place.group == "pro":
+            return self._bound(f"pro{place.number}", f"x.pro[{place.number}]")
+        if place.group == "rows":
+            reader = self._bound(f"read{place.number}", f"x.reader({place.number})")
+            return self.assign(Val(index), f"{reader}(b)", pinned=True)
+        return self.assign(Val(index), f"{self._buffer(place)}.narrow(0, w, B)", pinned=True)
+
+    # ---- emission
+
+    def emit(self, name: str) -> Fused:
+        stored = self._stored()
+        for phase in range(max(self.level.values(), default=0) + 1):
+            self._emit_kernel([i for i in stored if self.level[i] == phase])
+            for index in self.hard:
+                if self.level[index] == phase:
+                    self._emit_torch(index)
+        self._emit_rest()
+        return self._bind(name)
+
+    def _emit_kernel(self, stored: Sequence[int]) -> None:
+        """One kernel that stores soft values."""
+        loops = Loops(self.body, self.find, self.exact_math)
+        homes: dict[int, Place | str] = {}
+        for index in stored:
+            spec = self.body.spec(Val(index))
+            width, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
+            places = self.places.pop(index, ())
+            for place in places:
+                loops.store(index, self._own(place, width, dtype))
+            if not places:
+                self._scratch(index, spec.shape)
+                loops.store(index, self._memory(index, "scratch", width, dtype))
+            homes[index] = places[0] if places else "scratch"
+        self._call(loops)
+        self.home.update(homes)  # from now on they are read, not computed
+
+    def _scratch(self, index: int, shape: Sequence[Any]) -> None:
+        self._bound(f"z{index}", f"x.scratch({tuple(shape)!r}, {self.object(self.body.spec(Val(index)).dtype)})")
+
+    def _emit_torch(self, index: int) -> None:
+        value, op = Val(index), self.body.op(index)
+        assert op is not None
+        code = batched(self, op) if self.body.is_row[index] else shared(self, op)
+        shape = code.form or self._own_form(index)
+        places = self.places.get(index, [])
+        if places:
+            home = places.pop(0)
+            self.home[index] = home
+            self._make_tensor(index)
+            if code.out:
+                self.lines.append(code.writing(self.form(value, shape)))
+            else:
+                self.lines.append(f"{self.form(value, shape)}.copy_({code.text})")
+        elif code.out and isinstance(op.spec, Spec) and shape[:1] != ("flat",):
+            self.home[index] = "scratch"
+            self._scratch(index, shape)
+            name = self.assign(value, f"z{index}.narrow(0, 0, B)", pinned=True)
+            self.memory[index] = Forms({shape: name}, pinned=True)
+            self.lines.append(code.writing(name))
+        else:
+            name = self.assign(value, code.text, pinned=True)
+            self.memory[index] = Forms({shape: name}, pinned=True)
+
+    def _emit_rest(self) -> None:
+        """Results that are no fresh values, gradients of operands, and sums."""
+        loops = Loops(self.body, self.find, self.exact_math)
+        for index, places in self.places.items():
+            spec = self.body.spec(Val(index))
+            for place in places:
+                if spec.dtype in DTYPES:
+                    loops.store(index, self._own(place, math.prod(spec.shape), DTYPES[spec.dtype]))
+                else:
+                    self.lines.append(f"{self._buffer(place)}.narrow(0, w, B).copy_({self.raw(Val(index))})")
+        for slot, value in enumerate(self.program.returns or ()):
+            if value is not None and self._is_indexed(slot):
+                spec = self.body.rows[slot]
+                target = self._bound(f"gradient{slot}", f"x.gradient({slot}).data_ptr()")
+                memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"s[{slot}]")
+                loops.scatter(value.index, memory)
+        self._call(loops)
+        for slot, value in enumerate(self.program.returns or ()):
+            if value is not None and not self._is_indexed(slot):
+                add = self._bound(f"add{slot}", f"x.adder({slot})")
+                self.lines.append(f"{add}(b, {self.raw(value)})")
+        for key, value in self.program.sums:
+            self.lines.append(f"{self.object(add_up)}({self._bound('sums', 'x.sums')}, {key}, {self.row(value)})")
+
+    def _call(self, loops: Loops) -> None:
+        if not loops.is_empty:
+            kernel = loops.kernel()
+            self.lines.append(f"kernel{len(self.kernels)}({', '.join(kernel.arguments)})")
+            self.kernels.append(kernel)
+
+    def _bind(self, name: str) -> Fused:
+        before = "".join(f"    {k} = {text}\n" for k, text in self.prelude.items())
+        lines = "".join(f"        {line}\n" for line in self.lines)
+        source = (
+            "def bind(x):\n    n, own, begin, index = x.sizes, x.own, x.begin, x.index.data_ptr()\n"
+            f"{before}    def launch(b):\n        B, w, s = n[b], own[b], begin[b]\n{lines}    return launch\n"
+        )
+        functions = compile_kernels([k.source for k in self.kernels], name)
+        namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}
+        exec(compile(source, f"<{self.program.name} of {name}>", "exec"), namespace)
+        return Fused(namespace["bind"], source, tuple(k.source for k in self.kernels))

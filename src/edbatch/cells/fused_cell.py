@@ -1,0 +1,83 @@
+"""A compiled cell in its fused form: the same body with stacked products, its programs as launches of fused kernels.
+
+In: a `CompiledCell`. Out: a `FusedCell` per way of reading its operands. It runs on the CPU; everywhere else the cell's
+plain programs do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from edbatch.cells.body import Body
+from edbatch.cells.emit import emit
+from edbatch.cells.fused import Fused, fuse
+from edbatch.cells.program import Emitted, Program
+from edbatch.cells.split import infer, prologue, split
+from edbatch.cells.stack import stack_products
+from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.cells.compiled import CompiledCell
+
+Mask = tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class FusedTraining:
+    """The programs that train a cell, for one choice of wanted gradients; see `kernel.Training`."""
+
+    saved: tuple[Spec, ...]
+    deferred: tuple[Spec, ...]
+    finish_rows: Mask
+    forward: Fused
+    backward: Fused
+    finish: Callable[..., tuple[torch.Tensor | None, ...]]
+
+
+@dataclass(frozen=True)
+class FusedCell:
+    """`taken`: which operands are read as tensors first; see `fuse`."""
+
+    cell: CompiledCell
+    taken: Mask
+    exact_math: bool
+    _trainings: dict[tuple[Mask, Mask, Mask], FusedTraining] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def body(self) -> Body:
+        return stack_products(self.cell.body)
+
+    @cached_property
+    def _prologue(self) -> Emitted:
+        return emit(self.body, prologue(self.body))
+
+    def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        values: tuple[torch.Tensor, ...] = self._prologue.function([t.detach() for t in shared_and_bound])
+        return values
+
+    @cached_property
+    def infer(self) -> Fused:
+        return self._fuse(self.body, infer(self.body))
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> FusedTraining:
+        key = (need_rows, need_shared, need_outs)
+        if key not in self._trainings:
+            plan = split(self.body, need_rows, need_shared, need_outs, self.cell.sparse)
+            read = {(place.group, place.number) for place in plan.finish.inputs.values()}
+            self._trainings[key] = FusedTraining(
+                plan.saved,
+                plan.deferred,
+                tuple(("rows", i) in read for i in range(len(self.cell.rows))),
+                self._fuse(plan.body, plan.forward),
+                self._fuse(plan.body, plan.backward),
+                emit(plan.body, plan.finish).function,
+            )
+        return self._trainings[key]
+
+    def _fuse(self, body: Body, program: Program) -> Fused:
+        return fuse(body, program, self.taken, self.exact_math, f"{self.cell.name} ({program.name})")

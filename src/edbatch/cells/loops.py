@@ -1,0 +1,309 @@
+"""Loops over elements: from the values a kernel must store to the source of one numba function.
+
+Everything is demand-driven. A value is a range of elements per row; asked for a range, a slice asks its source for a
+shifted one, a concatenation asks the piece that holds it, an elementwise op asks its operands, and a value in memory is
+loaded. Equal elements are computed once. Ranges of the same width share one inner loop over `j`, whatever their place,
+so the gates of a cell, which are slices of one wide product, are computed side by side.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from edbatch.cells.body import Body, Op, Val
+from edbatch.cells.pointwise import CASTS, DTYPES, expression, is_known, number
+from edbatch.spec import Spec
+
+aten = torch.ops.aten
+INDEX_SCOPE, SCATTER_SCOPE, LAST_SCOPE = 63, 62, 61
+
+
+class Memory(NamedTuple):
+    """Rows of elements that a kernel reads or writes.
+
+    rows: "own" (row w + r of the type's own range), "local" (row r), "index" (row index[s + r]) or "shared" (no rows).
+    """
+
+    name: str  # of the variable that holds its address
+    rows: str
+    width: int
+    dtype: str
+    start: str = ""  # of "index": the variable that says where its rows begin in the index
+
+
+class Kernel(NamedTuple):
+    """A generated kernel: its source, and the texts to call it with."""
+
+    source: str
+    arguments: tuple[str, ...]
+
+
+class _Range(NamedTuple):
+    value: int
+    begin: int
+    width: int
+
+
+def is_soft(body: Body, index: int, exact_math: bool) -> bool:
+    """Whether a row value is computed element by element: by an elementwise op, or as pieces of other values."""
+    op, spec = body.op(index), body.specs[index]
+    if op is None or not isinstance(spec, Spec) or spec.dtype not in DTYPES or not body.is_row[index]:
+        return False
+    if not all(isinstance(s := body.specs[v.index], Spec) and s.dtype in DTYPES for v in op.operands):
+        return False
+    if op.target in PIECES:
+        return PIECES[op.target](body, op) is not None
+    size = math.prod(spec.shape)
+    if op.target is aten._to_copy.default:
+        return body.spec(op.args[0]).device == spec.device and spec.dtype in DTYPES
+    plain = all(math.prod(body.spec(v).shape) in (1, size) for v in op.operands)
+    return plain and size > 0 and is_known(op, exact_math)
+
+
+def _flat_from(shape: tuple[int, ...], dim: int) -> bool:
+    """Whether ranges along a dimension are ranges of the flattened elements."""
+    return all(s == 1 for s in shape[:dim])
+
+
+def _slice_range(body: Body, op: Op) -> tuple[int, int] | None:
+    shape = body.spec(op.args[0]).shape
+    dim, start, stop, step = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
+    dim %= len(shape)
+    if step != 1 or not _flat_from(shape, dim):
+        return None
+    first, last, _ = slice(start, stop).indices(shape[dim])
+    inner = math.prod(shape[dim + 1 :])
+    return first * inner, max(last - first, 0) * inner
+
+
+def _select_range(body: Body, op: Op) -> tuple[int, int] | None:
+    shape = body.spec(op.args[0]).shape
+    dim = op.args[1] % len(shape)
+    inner = math.prod(shape[dim + 1 :])
+    return (op.args[2] % shape[dim] * inner, inner) if _flat_from(shape, dim) else None
+
+
+def _slice_backward_range(body: Body, op: Op) -> tuple[int, int] | None:
+    _, shape, dim, start, stop, step = op.args
+    dim %= len(shape)
+    if step != 1 or not _flat_from(tuple(shape), dim):
+        return None
+    first, last, _ = slice(start, stop).indices(shape[dim])
+    inner = math.prod(shape[dim + 1 :])
+    return first * inner, max(last - first, 0) * inner
+
+
+def _select_backward_range(body: Body, op: Op) -> tuple[int, int] | None:
+    _, shape, dim, place = op.args
+    dim %= len(shape)
+    inner = math.prod(shape[dim + 1 :])
+    return (place % shape[dim] * inner, inner) if _flat_from(tuple(shape), dim) else None
+
+
+def _whole(body: Body, op: Op) -> tuple[int, int] | None:
+    return 0, math.prod(body.spec(op.args[0]).shape)
+
+
+def _one_element(body: Body, op: Op) -> tuple[int, int] | None:
+    return (0, 1) if math.prod(body.spec(op.args[0]).shape) == 1 else None
+
+
+def _along_rows(body: Body, op: Op) -> tuple[int, int] | None:
+    assert isinstance(op.spec, Spec)
+    return (0, 0) if _flat_from(op.spec.shape, op.args[1] % len(op.spec.shape)) else None
+
+
+# Ops that only move elements: the range of the source's (or the result's) elements that they move.
+_SHIFT: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
+    aten.view.default: _whole, aten.slice.Tensor: _slice_range, aten.select.int: _select_range,
+}  # fmt: skip
+_PAD: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
+    aten.slice_backward.default: _slice_backward_range, aten.select_backward.default: _select_backward_range,
+}  # fmt: skip
+PIECES = {**_SHIFT, **_PAD, aten.cat.default: _along_rows, aten.expand.default: _one_element}
+
+
+class Loops:
+    """Collects what a kernel stores, then writes it."""
+
+    def __init__(self, body: Body, find: Callable[[int], Memory | None], exact_math: bool) -> None:
+        self.body, self.find, self.exact_math = body, find, exact_math
+        self.loops: dict[int, list[str]] = {}  # by width: its lines
+        self.known: dict[tuple[int, Any], str] = {}  # (width, element) -> variable
+        self.memories: dict[str, Memory] = {}
+        self.numbers: dict[int, str] = {}
+        self.scatters: set[str] = set()
+        self.count = 0
+
+    # What is stored.
+    def store(self, value: int, to: Memory) -> None:
+        """Store all elements of a value."""
+        for begin, width in self._ranges(value):
+            text = self._element(_Range(value, begin, width), width)
+            place = self._at(to, begin)
+            self._line(width, f"store_{to.dtype}({self._name(to)}, {place}, {text}, {self._scope(to)})")
+
+    def scatter(self, value: int, to: Memory) -> None:
+        """Add all elements of a value to what is there; rows may repeat from one row of the batch to the next."""
+        self.scatters.add(to.name)
+        for begin, width in self._ranges(value):
+            text = self._element(_Range(value, begin, width), width)
+            at = self._at(to, begin)
+            before = f"load_{to.dtype}({self._name(to)}, {at}, {SCATTER_SCOPE})"
+            self._line(width, f"store_{to.dtype}({self._name(to)}, {at}, {before} + {text}, {SCATTER_SCOPE})")
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.loops
+
+    # Elements.
+    def _size(self, value: int) -> int:
+        return math.prod(self.body.spec(Val(value)).shape)
+
+    def _ranges(self, value: int) -> list[tuple[int, int]]:
+        bounds = sorted({0, self._size(value), *self._cuts(value)})
+        return [(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+
+    def _cuts(self, value: int) -> set[int]:
+        """Where the way in which a value's elements are computed changes."""
+        op = self.body.op(value)
+        if self.find(value) is not None or op is None or not self.body.is_row[value]:
+            return set()
+        size = self._size(value)
+        if op.target in _SHIFT:
+            begin, width = self._range(op)
+            return {c - begin for c in self._cuts(op.args[0].index) if begin < c < begin + width}
+        if op.target in _PAD:
+            begin, width = self._range(op)
+            return {begin, begin + width} | {begin + c for c in self._cuts(op.args[0].index)}
+        if op.target is aten.cat.default:
+            cuts, begin = set(), 0
+            for piece in op.args[0]:
+                cuts |= {begin} | {begin + c for c in self._cuts(piece.index)}
+                begin += self._size(piece.index)
+            return cuts
+        return {c for v in op.operands if self._size(v.index) == size for c in self._cuts(v.index)}
+
+    def _range(self, op: Op) -> tuple[int, int]:
+        found = PIECES[op.target](self.body, op)
+        assert found is not None
+        return found
+
+    def _element(self, at: _Range, width: int) -> Any:
+        """The variable that holds element j of a range, in the loop of this width."""
+        memory = self.find(at.value)
+        op = self.body.op(at.value)
+        if memory is not None:
+            return self._load(memory, at, width)
+        assert op is not None
+        if not self.body.is_row[at.value]:
+            assert op.target is aten.full.default
+            return self._constant(op.args[1], self.body.spec(Val(at.value)).dtype)
+        if op.target in _SHIFT:
+            begin, _ = self._range(op)
+            return self._element(_Range(op.args[0].index, begin + at.begin, at.width), width)
+        if op.target is aten.expand.default:
+            return self._element(_Range(op.args[0].index, 0, 1), width)
+        if op.target in _PAD:
+            begin, size = self._range(op)
+            if begin <= at.begin < begin + size:
+                return self._element(_Range(op.args[0].index, at.begin - begin, at.width), width)
+            return self._constant(0, self.body.spec(Val(at.value)).dtype)
+        if op.target is aten.cat.default:
+            begin = 0
+            for piece in op.args[0]:
+                size = self._size(piece.index)
+                if begin <= at.begin < begin + size:
+                    return self._element(_Range(piece.index, at.begin - begin, at.width), width)
+                begin += size
+        return self._computed(op, at, width)
+
+    def _computed(self, op: Op, at: _Range, width: int) -> str:
+        def operand(tree: Any) -> Any:
+            if not isinstance(tree, Val):
+                return tree
+            one = self._size(tree.index) == 1
+            return self._element(_Range(tree.index, 0, 1) if one else _Range(tree.index, at.begin, at.width), width)
+
+        if op.target is aten._to_copy.default:
+            assert isinstance(op.spec, Spec)
+            text: str | None = f"{CASTS[op.spec.dtype]}({operand(op.args[0])})"
+        else:
+            texts = [operand(a) for a in op.args]
+            dtypes = [self.body.spec(v).dtype for v in op.operands]
+            dtype = next((d for d in dtypes if d is not torch.bool), torch.float32)
+            text = self._without_zeros(op, texts) or expression(op, texts, dtype, self.exact_math)
+        assert text is not None
+        return self._variable(width, text)
+
+    def _without_zeros(self, op: Op, texts: list[Any]) -> str | None:
+        """A sum with a piece of padding is the other operand."""
+        if op.target is aten.add.Tensor and not op.kwargs and len(op.operands) == 2:
+            left, right = ((t in ("float32(0)", "float64(0)")) for t in texts)
+            return str(texts[1]) if left else str(texts[0]) if right else None
+        return None
+
+    def _constant(self, value: Any, dtype: torch.dtype) -> str:
+        text = number(value, dtype)
+        assert text is not None
+        return text
+
+    def _load(self, memory: Memory, at: _Range, width: int) -> str:
+        place = self._at(memory, at.begin, moving=at.width > 1 or width == 1)
+        return self._variable(width, f"load_{memory.dtype}({self._name(memory)}, {place}, {self._scope(memory)})")
+
+    def _at(self, memory: Memory, begin: int, moving: bool = True) -> str:
+        row = "" if memory.rows == "shared" else f"row_{self._name(memory)} + "
+        shift = "" if begin == 0 else f"{self._number(begin)} + "
+        return f"{row}{shift}{'j' if moving else '0'}"
+
+    def _variable(self, width: int, text: str) -> str:
+        if text.isidentifier():
+            return text
+        key = (width, text)
+        if key not in self.known:
+            self.known[key] = f"e{self.count}"
+            self.count += 1
+            self._line(width, f"{self.known[key]} = {text}")
+        return self.known[key]
+
+    def _name(self, memory: Memory) -> str:
+        """The parameter for a memory; named by number, so that equal kernels of different cells are one."""
+        self.memories.setdefault(memory.name, memory)
+        return f"m{list(self.memories).index(memory.name)}"
+
+    def _line(self, width: int, text: str) -> None:
+        self.loops.setdefault(width, []).append(text)
+
+    def _number(self, value: int) -> str:
+        """A parameter for a size, so that a kernel does not depend on it."""
+        return self.numbers.setdefault(value, f"n{len(self.numbers)}")
+
+    def _scope(self, memory: Memory) -> int:
+        if memory.name in self.scatters:
+            return SCATTER_SCOPE
+        return min(list(self.memories).index(memory.name), LAST_SCOPE)
+
+    # Writing.
+    def kernel(self) -> Kernel:
+        lines = []
+        starts = list(dict.fromkeys(m.start for m in self.memories.values() if m.start))
+        for memory in self.memories.values():
+            name = self._name(memory)
+            if memory.rows == "shared":
+                continue
+            row = {"own": "(w + r)", "local": "r"}.get(memory.rows)
+            row = row or f"load_i64(index, s{starts.index(memory.start)} + r, {INDEX_SCOPE})"
+            lines.append(f"row_{name} = {row} * {self._number(memory.width)}")
+        for width, body in self.loops.items():
+            lines.append(f"for j in range({self._number(width)}):")
+            lines += [f"    {line}" for line in body]
+        begins, names = [f"s{i}" for i in range(len(starts))], [f"m{i}" for i in range(len(self.memories))]
+        parameters = ("B", "w", "index", *begins, *names, *self.numbers.values())
+        arguments = ("B", "w", "index", *starts, *self.memories, *map(str, self.numbers))
+        text = "\n        ".join(lines)
+        return Kernel(f"def kernel({', '.join(parameters)}):\n    for r in range(B):\n        {text}\n", arguments)
