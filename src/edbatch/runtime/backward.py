@@ -149,7 +149,11 @@ def _finish(execution: Execution, deferred: list[list[Tensor]], sums: list[dict[
         if training is None or not node_type.shared:
             continue
         rows = [
-            execution.operands.read_all(execution.arenas, batches[t], s) if read else None
+            None
+            if not read
+            else execution.kept[t][s]
+            if s in execution.kept[t]
+            else execution.operands.read_all(execution.arenas, batches[t], s)
             for s, read in enumerate(training.finish_rows)
         ]
         size = execution.type_sizes[t]

@@ -107,6 +107,7 @@ class Execution:
         self.prologues: list[Any] = [None] * len(self.types)
         self.training: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
+        self.kept: list[dict[int, Tensor]] = [{} for _ in self.types]  # operands of all batches, by slot, for the end
 
     def run(self) -> None:
         """Compute every value of the mini-batch."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from edbatch.planning.layout import Slot
 from edbatch.runtime.arena import Lease
+from edbatch.runtime.rows import NAMES, row_kernels
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
@@ -66,14 +68,65 @@ class Binding:
         return self._lease.take(Spec(shape, dtype, torch.device("cpu")), self._execution.largest[self._type])
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
-        """A function that gives a batch's operand as a tensor: a view where its rows are consecutive."""
-        operands, arenas = self._execution.operands, self._execution.arenas
-        return lambda b: operands.read(arenas, b, slot)
+        """A function that gives a batch's operand as a tensor.
+
+        In training an operand that is read again at the end, for the gradients of weights, is kept from now on.
+        """
+        execution, t = self._execution, self._type
+        kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
+        operands, arenas, own, sizes = execution.operands, execution.arenas, self.own, self.sizes
+        if slot in execution.kept[t]:
+            kept = execution.kept[t][slot]
+            return lambda b: kept.narrow(0, own[b], sizes[b])
+        if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
+            return lambda b: operands.read(arenas, b, slot)
+        training = execution.training[t]
+        keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
+        arena, kernels = self.arena(slot), row_kernels(spec.dtype)
+        buffer = execution.lease.take(spec, execution.type_sizes[t]) if keep else self.scratch(spec.shape, spec.dtype)
+        if keep:
+            execution.kept[t][slot] = buffer
+        begin, first, size, index = self.begin, operands.first, operands.size, self.index.data_ptr()
+        width, source = math.prod(spec.shape), arena.data_ptr()
+        summed, is_mean = is_taken(kind), kind.name == "MEAN"
+
+        def read(b: int) -> Tensor:
+            at = first[b][slot]
+            if at >= 0 and not keep:
+                return arena.narrow(0, at, sizes[b])
+            rows = buffer.narrow(0, own[b] if keep else 0, sizes[b])
+            if summed and at < 0:
+                kernels.total(
+                    sizes[b], index, begin[b][slot], size[b][slot], source, rows.data_ptr(), width, is_mean
+                )
+            else:
+                kernels.copy(sizes[b], index, begin[b][slot], source, rows.data_ptr(), width)
+            return rows
+
+        return read
 
     def adder(self, slot: int) -> Callable[[int, Tensor], None]:
         """A function that adds the gradient of a batch's operand to the rows it was read from."""
-        operands, gradients = self._execution.operands, self._gradients
-        return lambda b, gradient: operands.add_gradient(gradients, b, slot, gradient)
+        execution, t = self._execution, self._type
+        kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
+        operands, gradients = execution.operands, self._gradients
+        if spec is None or spec.dtype not in NAMES or not is_taken(kind):
+            return lambda b, gradient: operands.add_gradient(gradients, b, slot, gradient)
+        begin, first, size, sizes = self.begin, operands.first, operands.size, self.sizes
+        index, target, width = self.index.data_ptr(), self.gradient(slot), math.prod(spec.shape)
+        add_back, is_mean = row_kernels(spec.dtype).add_back, kind.name == "MEAN"
+
+        def add(b: int, gradient: Tensor) -> None:
+            at = first[b][slot]
+            if at >= 0:
+                target.narrow(0, at, sizes[b]).add_(gradient)
+                return
+            gradient = gradient.contiguous()
+            add_back(
+                sizes[b], index, begin[b][slot], size[b][slot], gradient.data_ptr(), target.data_ptr(), width, is_mean
+            )
+
+        return add
 
 
 def is_taken(kind: Slot) -> bool:

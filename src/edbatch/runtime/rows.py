@@ -1,0 +1,61 @@
+"""Rows copied, summed and added back by their numbers: what fused programs do to operands that torch ops read.
+
+All take addresses, see `cells/elements.py`: `index` holds the numbers of rows, from `begin` on; for sums also, `size`
+entries later, where the rows of each node begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+_COPY = """def kernel(B, index, begin, source, target, width):
+    for r in range(B):
+        row, at = load_i64(index, begin + r, 0) * width, r * width
+        for j in range(width):
+            store_T(target, at + j, load_T(source, row + j, 1), 2)
+"""
+_TOTAL = """def kernel(B, index, begin, size, source, target, width, is_mean):
+    for r in range(B):
+        first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
+        row, at = load_i64(index, begin + first, 0) * width, r * width
+        for j in range(width):
+            store_T(target, at + j, load_T(source, row + j, 1), 2)
+        for k in range(first + 1, last):
+            row = load_i64(index, begin + k, 0) * width
+            for j in range(width):
+                store_T(target, at + j, load_T(target, at + j, 2) + load_T(source, row + j, 1), 2)
+        if is_mean and last - first > 1:
+            for j in range(width):
+                store_T(target, at + j, load_T(target, at + j, 2) / CAST(last - first), 2)
+"""
+_ADD_BACK = """def kernel(B, index, begin, size, source, target, width, is_mean):
+    for r in range(B):
+        first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
+        scale, at = CAST(last - first if is_mean else 1), r * width
+        for k in range(first, last):
+            row = load_i64(index, begin + k, 0) * width
+            for j in range(width):
+                store_T(target, row + j, load_T(target, row + j, 2) + load_T(source, at + j, 1) / scale, 2)
+"""
+NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
+
+
+class RowKernels(NamedTuple):
+    """For one dtype: `copy` of listed rows, `total` of segments of listed rows, and its gradient `add_back`."""
+
+    copy: Callable[..., None]
+    total: Callable[..., None]
+    add_back: Callable[..., None]
+
+
+@cache
+def row_kernels(dtype: torch.dtype) -> RowKernels:
+    from edbatch.cells.native import compile_kernels  # at first use: it imports numba
+
+    short, cast = NAMES[dtype]
+    sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in (_COPY, _TOTAL, _ADD_BACK)]
+    return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
