@@ -18,6 +18,10 @@ class PolicyError(EdbatchError, ValueError):
     """A policy is unknown or cannot be used on this graph."""
 
 
+class LeafError(EdbatchError, ValueError):
+    """The leaves of a PQ tree are not distinct, or a set has something that is not a leaf."""
+
+
 class CaptureError(EdbatchError):
     """A cell's body cannot be captured as a functional graph; the cell then runs one by one."""
 
