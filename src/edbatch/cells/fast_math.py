@@ -1,13 +1,14 @@
 """Elementwise functions for generated kernels: scalar functions that LLVM inlines and vectorises in the caller's loop.
 
-In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name, `add_up` for
-sums over a row, and `FLAGS`, the fast-math flags to compile the calling kernel with.
+In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name, and
+`FLAGS`, the fast-math flags to compile the calling kernel with. Numba's disk cache does not notice that a cached kernel
+includes older versions of these functions: whoever caches kernels puts this file into the key.
 
-The float32 functions are ours. They stay within a relative error of 1e-6 of the true value wherever the result is a normal
+The float32 functions are ours. They stay within a relative error of 1e-6 of the true value wherever that is a normal
 number, keep NaN, have their exact limits at the infinities and give a zero the sign torch gives it; where torch answers
 NaN (`silu` and `gelu` at minus infinity) so do they. Results below the smallest normal number may be flushed to zero.
-They need no branch: both sides of each `if` are computed and one is selected. Each picks the comparison that
-sends NaN to the side that keeps it, which is why some conditions look the wrong way round.
+There are no branches: both sides of each `if` are computed and one is selected. Each comparison is the one that
+sends NaN to the side that keeps it, which is why some look the wrong way round.
 
 Methods: exp by x = k ln 2 + r, where adding 1.5 * 2**23 rounds to the integer k and leaves it in the low bits; log by
 x = 2**k (1 + f); tanh and erf by expm1, which is small where they are; softplus as max(x, 0) + log1p(exp(-|x|));
@@ -26,17 +27,18 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import njit, types
-from numba.extending import intrinsic
+from numba import njit
 
-# Flags belong to instructions, and numba gives a caller's flags only to the caller's own: what is inlined keeps the flags
-# it was compiled with. So `reassoc` in a caller would not undo the compensated steps below. Yet kernels do without it,
-# for it changes what a model computes, (x + y) - y say; sums over a row use `add_up`. `contract` alone pays.
-FLAGS = frozenset({"contract"})
+from edbatch.cells.intrinsics import exponent, leading_bits, mantissa, times_power_of_two
+
+# Flags belong to instructions, and numba gives a caller's flags only to the caller's own: what is inlined keeps the
+# flags it was compiled with. So `reassoc` in a caller does not undo the compensated steps below. Yet kernels do without
+# it, for it changes what a model computes, (x + y) - y say; sums over a row use `intrinsics.add_up`. `nsz` and `arcp`
+# gain nothing.
+FLAGS = {"contract"}
 
 _FUNCTION: dict[str, Any] = {
-    "fastmath": {"contract"},
+    "fastmath": FLAGS,
     "error_model": "numpy",
     "cache": True,
     "no_cpython_wrapper": True,
@@ -46,65 +48,6 @@ _FUNCTION: dict[str, Any] = {
 
 def _function(function: Callable[..., Any]) -> Callable[..., Any]:
     return njit(**_FUNCTION)(function)  # type: ignore[no-any-return]
-
-
-# ---- bits and flags
-
-_INT, _FLOAT = ir.IntType(32), ir.FloatType()
-_ROOT_HALF_BITS = int(np.float32(math.sqrt(0.5)).view(np.int32))
-
-
-@intrinsic
-def times_power_of_two(typing: Any, x: Any, shifted: Any) -> Any:
-    """x * 2**k by adding k to the exponent's bits, for `shifted` = _SHIFT + k; x and the result are normal numbers."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        x, shifted = (builder.bitcast(argument, _INT) for argument in arguments)
-        return builder.bitcast(builder.add(x, builder.shl(shifted, _INT(23))), _FLOAT)
-
-    return (types.float32(x, shifted), emit) if x == shifted == types.float32 else None
-
-
-@intrinsic
-def exponent(typing: Any, x: Any) -> Any:
-    """The k of x = 2**k m with m in [sqrt(1/2), sqrt(2)), as a float32; x is a normal number above 0."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        above = builder.sub(builder.bitcast(arguments[0], _INT), _INT(_ROOT_HALF_BITS))
-        return builder.sitofp(builder.ashr(above, _INT(23)), _FLOAT)
-
-    return (types.float32(x), emit) if x == types.float32 else None
-
-
-@intrinsic
-def mantissa(typing: Any, x: Any) -> Any:
-    """The m of x = 2**k m with m in [sqrt(1/2), sqrt(2)); x is a normal number above 0."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        above = builder.sub(builder.bitcast(arguments[0], _INT), _INT(_ROOT_HALF_BITS))
-        return builder.bitcast(builder.add(builder.and_(above, _INT(2**23 - 1)), _INT(_ROOT_HALF_BITS)), _FLOAT)
-
-    return (types.float32(x), emit) if x == types.float32 else None
-
-
-@intrinsic
-def leading_bits(typing: Any, x: Any) -> Any:
-    """x cut to its first 12 significant bits, so that its square is exact."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.bitcast(builder.and_(builder.bitcast(arguments[0], _INT), _INT(-(2**12))), _FLOAT)
-
-    return (types.float32(x), emit) if x == types.float32 else None
-
-
-@intrinsic
-def add_up(typing: Any, total: Any, x: Any) -> Any:
-    """total + x as one term of a sum whose terms may be added in any order, which lets LLVM vectorise the loop."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments, flags=("reassoc",))
-
-    return (total(total, x), emit) if total == x and isinstance(x, types.Float) else None
 
 
 # ---- float32
@@ -155,13 +98,13 @@ _T0, _T1, _T2, _T3, _T4, _T5, _T6, _T7, _T8 = (
 
 
 @_function
-def _expm1_reduced(r):
+def _expm1_reduced(r: Any) -> Any:
     """exp(r) - 1 for |r| <= ln(2) / 2."""
     return ((((_E4 * r + _E3) * r + _E2) * r + _E1) * r + _E0) * (r * r) + r
 
 
 @_function
-def _exp_in_range(x, factor):
+def _exp_in_range(x: Any, factor: Any) -> Any:
     """factor * exp(x) for a factor that is a power of two; right where the result is a normal number."""
     shifted = x * _LOG2_E + _SHIFT
     k = shifted - _SHIFT
@@ -171,21 +114,21 @@ def _exp_in_range(x, factor):
 
 
 @_function
-def _log_of_parts(k, f):
+def _log_of_parts(k: Any, f: Any) -> Any:
     """log(2**k (1 + f)) for 1 + f in [sqrt(1/2), sqrt(2))."""
     p = (((((_L6 * f + _L5) * f + _L4) * f + _L3) * f + _L2) * f + _L1) * f + _L0
     return k * _LN_2_HIGH + (((f * p - _HALF) * (f * f) + k * _LN_2_LOW) + f)
 
 
 @_function
-def exp(x):
+def exp(x: Any) -> Any:
     y = _exp_in_range(x, _ONE)
     y = y if x <= _LARGEST_EXPONENT else x + _INFINITY
     return _ZERO if x < _SMALLEST_EXPONENT else y
 
 
 @_function
-def expm1(x):
+def expm1(x: Any) -> Any:
     y = _f(89) if x > _f(89) else x  # where exp overflows, but its half does not
     y = _f(-20) if y < _f(-20) else y
     shifted = y * _LOG2_E + _SHIFT
@@ -196,7 +139,7 @@ def expm1(x):
 
 
 @_function
-def tanh(x):
+def tanh(x: Any) -> Any:
     a = abs(x)
     a = _f(9.2) if a > _f(9.2) else a  # tanh is 1 from here
     a = a + a
@@ -207,7 +150,7 @@ def tanh(x):
 
 
 @_function
-def sigmoid(x):
+def sigmoid(x: Any) -> Any:
     y = -x
     e = _exp_in_range(y if y > _f(-80) else _f(-80), _ONE)  # sigmoid is 1 from 17
     e = e if y <= _LARGEST_EXPONENT else y + _INFINITY
@@ -215,7 +158,7 @@ def sigmoid(x):
 
 
 @_function
-def silu(x):
+def silu(x: Any) -> Any:
     """x / (1 + exp(-x)), both divided by 2**8: below -88 exp overflows where the quotient is still normal."""
     e = _exp_in_range(-x, _f(2**-8))
     e = e if x >= _f(-93) else _INFINITY - x
@@ -224,7 +167,7 @@ def silu(x):
 
 
 @_function
-def log(x):
+def log(x: Any) -> Any:
     is_tiny = x < _SMALLEST
     y = x * _f(2**24) if is_tiny else x
     k = exponent(y) - (_f(24) if is_tiny else _ZERO)
@@ -234,7 +177,7 @@ def log(x):
 
 
 @_function
-def log1p(x):
+def log1p(x: Any) -> Any:
     u = _ONE + x
     k = exponent(u)
     power = times_power_of_two(_ONE, _SHIFT - k)
@@ -246,7 +189,7 @@ def log1p(x):
 
 
 @_function
-def softplus(x):
+def softplus(x: Any) -> Any:
     """log(1 + exp(x)); from 20 on that is x itself, as torch's threshold has it."""
     y = -abs(x)
     e = _exp_in_range(y, _ONE)
@@ -256,7 +199,7 @@ def softplus(x):
 
 
 @_function
-def erf(x):
+def erf(x: Any) -> Any:
     a = abs(x)
     a = _ERF_IS_ONE if a > _ERF_IS_ONE else a
     y = -a * (((((((_R7 * a + _R6) * a + _R5) * a + _R4) * a + _R3) * a + _R2) * a + _R1) * a + _R0)
@@ -267,7 +210,7 @@ def erf(x):
 
 
 @_function
-def gelu(x):
+def gelu(x: Any) -> Any:
     """x times the normal distribution below x."""
     a = abs(x)
     high = leading_bits(a)
@@ -275,7 +218,9 @@ def gelu(x):
     shifted = y * _LOG2_E + _SHIFT
     k = shifted - _SHIFT
     r = ((y - k * _LN_2_HIGH) - k * _LN_2_LOW) + rest
-    density = times_power_of_two(_expm1_reduced(r) + _ONE, shifted + _f(24))  # times 2**24: it would be flushed too early
+    density = times_power_of_two(
+        _expm1_reduced(r) + _ONE, shifted + _f(24)
+    )  # times 2**24: it would be flushed too early
     density = density if a <= _TAIL_END else _ZERO
     u = _ONE / (_ONE + _TAIL_SCALE * a)
     p = (((((((_T8 * u + _T7) * u + _T6) * u + _T5) * u + _T4) * u + _T3) * u + _T2) * u + _T1) * u + _T0
@@ -288,23 +233,23 @@ def gelu(x):
 
 
 @_function
-def _sigmoid64(x):
+def _sigmoid64(x: Any) -> Any:
     e = math.exp(-abs(x))
     return (1.0 if x >= 0.0 else e) / (1.0 + e)
 
 
 @_function
-def _silu64(x):
+def _silu64(x: Any) -> Any:
     return x * _sigmoid64(x)
 
 
 @_function
-def _softplus64(x):
+def _softplus64(x: Any) -> Any:
     return x if x > 20.0 else math.log1p(math.exp(x))  # torch's threshold
 
 
 @_function
-def _gelu64(x):
+def _gelu64(x: Any) -> Any:
     return 0.5 * x * math.erfc(-x * math.sqrt(0.5))
 
 
