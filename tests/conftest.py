@@ -6,6 +6,7 @@ from hypothesis import settings
 
 settings.register_profile("edbatch", deadline=None, derandomize=True)  # the first example may compile kernels
 settings.load_profile("edbatch")
+os.environ.setdefault("EDBATCH_COMPILE", "0")  # kernels are compiled where a test asks for it, not by all tests
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
 
@@ -13,3 +14,16 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture(params=["compiled", "plain"])
+def compilation(request, monkeypatch):
+    """Runs a test twice: with cells as fused kernels, and as torch ops."""
+    monkeypatch.setenv("EDBATCH_COMPILE", "1" if request.param == "compiled" else "0")
+    return request.param
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """Cells run as fused kernels."""
+    monkeypatch.setenv("EDBATCH_COMPILE", "1")

@@ -38,7 +38,7 @@ def assert_equal(ours, theirs, rtol):
 
 @case
 @pytest.mark.parametrize("policy", POLICIES)
-def test_training(case, policy):
+def test_training(case, policy, compilation):
     model, columns = zoo.make(case, seed=POLICIES.index(policy))
     batched = edbatch.batch(model, policy=policy, stack=case.stack)
     ours, theirs = tensors(batched(*columns)), tensors(batched.one_by_one(*columns))
@@ -49,7 +49,7 @@ def test_training(case, policy):
 
 @case
 @pytest.mark.parametrize("policy", POLICIES)
-def test_inference(case, policy):
+def test_inference(case, policy, compilation):
     model, columns = zoo.make(case, seed=POLICIES.index(policy))
     batched = edbatch.batch(model.eval(), policy=policy, stack=case.stack)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def test_inference(case, policy):
 
 
 @case
-def test_float32(case):
+def test_float32(case, compilation):
     model, columns = zoo.make(case, dtype=torch.float32)
     batched = edbatch.batch(model, stack=case.stack)
     ours, theirs = tensors(batched(*columns)), tensors(batched.one_by_one(*columns))

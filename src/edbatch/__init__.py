@@ -43,9 +43,10 @@ from edbatch.planning.learning import learn_policy
 from edbatch.planning.policy_file import load_policy
 from edbatch.planning.pq_tree import PQTree
 from edbatch.planning.schedule import Schedule, schedule
+from edbatch.runtime.frozen import frozen
 
 __version__ = "0.1.0"
 __all__ = [
-    "Batched", "EdbatchError", "Graph", "PQTree", "Schedule", "batch", "cell", "check", "learn_policy", "load_policy",
-    "policies", "record", "schedule",
+    "Batched", "EdbatchError", "Graph", "PQTree", "Schedule", "batch", "cell", "check", "frozen", "learn_policy",
+    "load_policy", "policies", "record", "schedule",
 ]  # fmt: skip

@@ -50,5 +50,9 @@ class GradientError(EdbatchError, RuntimeError):
     """A gradient was asked for that a batched call cannot give."""
 
 
+class FrozenError(EdbatchError, RuntimeError):
+    """Weights changed inside `edbatch.frozen`."""
+
+
 class CheckError(EdbatchError, AssertionError):
     """`edbatch.check` found a difference between batched and one-by-one execution."""

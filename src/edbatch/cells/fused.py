@@ -20,7 +20,7 @@ import torch
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms, add_up
 from edbatch.cells.loops import Kernel, Loops, Memory, is_soft
-from edbatch.cells.native import compile_kernels
+from edbatch.cells.native import compile_kernels, run_in_parts
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import VIEWS, batched, shared
@@ -28,6 +28,7 @@ from edbatch.spec import Spec
 
 aten = torch.ops.aten
 Mask = tuple[bool, ...]
+WORTH_SPLITTING = 1 << 16  # elements; handing work to another thread costs as much as some ten thousand
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,11 @@ class _Fuser(Emitter):
             )
         self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
         self.addresses: dict[int, Memory] = {}
+        self.gradients = {  # of operands whose rows kernels know: slot -> value
+            slot: value.index
+            for slot, value in enumerate(program.returns or ())
+            if value is not None and self._is_indexed(slot)
+        }
 
     # ---- phases
 
@@ -157,19 +163,21 @@ class _Fuser(Emitter):
 
     def form(self, value: Val, form: Form) -> str:
         if value.index not in self.memory:
-            self._make_tensor(value.index)
+            self._make_tensor(value.index, form)
         return super().form(value, form)
 
-    def _make_tensor(self, index: int) -> None:
+    def _make_tensor(self, index: int, form: Form) -> None:
         home, op = self.home.get(index), self.body.op(index)
         shape = self._own_form(index)
-        if home == "scratch":
-            text = self.assign(Val(index), f"z{index}.narrow(0, 0, B)", pinned=True)
+        if home == "scratch" or (isinstance(home, Place) and home.group not in ("rows", "pro")):
+            shape = shape if form[:1] == ("flat",) else form
+            buffer, begin = (f"z{index}", "0") if home == "scratch" else (self._buffer(home), "w")  # type: ignore[arg-type]
+            shaped = self._bound("_".join(map(str, (buffer, *shape))), f"{buffer}.view({', '.join(map(str, (f'len({buffer})', *shape)))})")
+            text = self.assign(Val(index), f"{shaped}.narrow(0, {begin}, B)", pinned=True)
         elif isinstance(home, Place):
-            shape = home.shape or shape
             text = self._tensor_at(index, home)
         elif op is not None and op.target is aten.view.default:
-            self.raw(op.args[0])
+            self.form(op.args[0], form)
             self.memory[index] = self.memory[op.args[0].index]
             return
         else:
@@ -181,25 +189,23 @@ class _Fuser(Emitter):
     def _tensor_at(self, index: int, place: Place) -> str:
         if place.group == "pro":
             return self._bound(f"pro{place.number}", f"x.pro[{place.number}]")
-        if place.group == "rows":
-            reader = self._bound(f"read{place.number}", f"x.reader({place.number})")
-            return self.assign(Val(index), f"{reader}(b)", pinned=True)
-        return self.assign(Val(index), f"{self._buffer(place)}.narrow(0, w, B)", pinned=True)
+        reader = self._bound(f"read{place.number}", f"x.reader({place.number})")
+        return self.assign(Val(index), f"{reader}(b)", pinned=True)
 
     # ---- emission
 
     def emit(self, name: str) -> Fused:
         stored = self._stored()
         for phase in range(max(self.level.values(), default=0) + 1):
-            self._emit_kernel([i for i in stored if self.level[i] == phase])
+            self._emit_kernel(phase, [i for i in stored if self.level[i] == phase])
             for index in self.hard:
                 if self.level[index] == phase:
                     self._emit_torch(index)
         self._emit_rest()
         return self._bind(name)
 
-    def _emit_kernel(self, stored: Sequence[int]) -> None:
-        """One kernel that stores soft values."""
+    def _emit_kernel(self, phase: int, stored: Sequence[int]) -> None:
+        """One kernel that stores soft values, and adds gradients that are known by now to their rows."""
         loops = Loops(self.body, self.find, self.exact_math)
         homes: dict[int, Place | str] = {}
         for index in stored:
@@ -212,6 +218,9 @@ class _Fuser(Emitter):
                 self._scratch(index, spec.shape)
                 loops.store(index, self._memory(index, "scratch", width, dtype))
             homes[index] = places[0] if places else "scratch"
+        for slot, index in list(self.gradients.items()):
+            if index in self.soft and self.level[index] == phase:
+                self._scatter(loops, slot)
         self._call(loops)
         self.home.update(homes)  # from now on they are read, not computed
 
@@ -227,17 +236,14 @@ class _Fuser(Emitter):
         if places:
             home = places.pop(0)
             self.home[index] = home
-            self._make_tensor(index)
             if code.out:
                 self.lines.append(code.writing(self.form(value, shape)))
             else:
                 self.lines.append(f"{self.form(value, shape)}.copy_({code.text})")
-        elif code.out and isinstance(op.spec, Spec) and shape[:1] != ("flat",):
+        elif code.out and isinstance(op.spec, Spec) and self.body.is_row[index] and shape[:1] != ("flat",):
             self.home[index] = "scratch"
             self._scratch(index, shape)
-            name = self.assign(value, f"z{index}.narrow(0, 0, B)", pinned=True)
-            self.memory[index] = Forms({shape: name}, pinned=True)
-            self.lines.append(code.writing(name))
+            self.lines.append(code.writing(self.form(value, shape)))
         else:
             name = self.assign(value, code.text, pinned=True)
             self.memory[index] = Forms({shape: name}, pinned=True)
@@ -252,12 +258,8 @@ class _Fuser(Emitter):
                     loops.store(index, self._own(place, math.prod(spec.shape), DTYPES[spec.dtype]))
                 else:
                     self.lines.append(f"{self._buffer(place)}.narrow(0, w, B).copy_({self.raw(Val(index))})")
-        for slot, value in enumerate(self.program.returns or ()):
-            if value is not None and self._is_indexed(slot):
-                spec = self.body.rows[slot]
-                target = self._bound(f"gradient{slot}", f"x.gradient({slot}).data_ptr()")
-                memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"s[{slot}]")
-                loops.scatter(value.index, memory)
+        for slot in list(self.gradients):
+            self._scatter(loops, slot)
         self._call(loops)
         for slot, value in enumerate(self.program.returns or ()):
             if value is not None and not self._is_indexed(slot):
@@ -266,10 +268,19 @@ class _Fuser(Emitter):
         for key, value in self.program.sums:
             self.lines.append(f"{self.object(add_up)}({self._bound('sums', 'x.sums')}, {key}, {self.row(value)})")
 
+    def _scatter(self, loops: Loops, slot: int) -> None:
+        spec = self.body.rows[slot]
+        target = self._bound(f"gradient{slot}", f"x.gradient({slot}).data_ptr()")
+        memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"s[{slot}]")
+        loops.scatter(self.gradients.pop(slot), memory)
+
     def _call(self, loops: Loops) -> None:
         if not loops.is_empty:
             kernel = loops.kernel()
-            self.lines.append(f"kernel{len(self.kernels)}({', '.join(kernel.arguments)})")
+            name, arguments = f"kernel{len(self.kernels)}", ", ".join(kernel.arguments)
+            many = max(WORTH_SPLITTING // kernel.row_size, 2)
+            run = self.object(run_in_parts)
+            self.lines.append(f"{name}({arguments}, 0, 1) if B < {many} else {run}({name}, {arguments})")
             self.kernels.append(kernel)
 
     def _bind(self, name: str) -> Fused:

@@ -14,9 +14,12 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from edbatch.atomic import write_atomically
 
@@ -54,6 +57,22 @@ def compile_kernels(sources: Sequence[str], name: str) -> list[Callable[..., Non
     return [getattr(module, f"kernel{i}") for i in range(len(sources))]
 
 
+def run_in_parts(kernel: Callable[..., None], *arguments: int) -> None:
+    """Run a kernel on two threads, half of the columns each; on one if torch has only one."""
+    if torch.get_num_threads() == 1:
+        kernel(*arguments, 0, 1)
+        return
+    other = _thread(os.getpid()).submit(kernel, *arguments, 1, 2)
+    kernel(*arguments, 0, 2)
+    other.result()
+
+
+@cache
+def _thread(process: int) -> ThreadPoolExecutor:
+    """The second thread; a forked process needs one of its own."""
+    return ThreadPoolExecutor(1, thread_name_prefix="edbatch")
+
+
 @cache
 def _module(text: str, name: str) -> Any:
     key = hashlib.sha256((text + _runtime()).encode()).hexdigest()[:24]
@@ -74,7 +93,7 @@ def _module(text: str, name: str) -> Any:
 def _runtime() -> str:
     """What kernels import: numba would not notice a change of it."""
     here = Path(__file__).parent
-    return "".join((here / file).read_text() for file in ("elements.py", "fast_math.py"))
+    return "".join((here / file).read_text() for file in ("elements.py", "fast_math.py", "intrinsics.py"))
 
 
 @cache

@@ -16,6 +16,7 @@ from edbatch.planning.graph import Graph
 from edbatch.planning.layout import Layout, Slot, plan, unpack
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
+from edbatch.runtime.frozen import prologue
 from edbatch.runtime.launch import Binding, is_taken
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
@@ -113,7 +114,7 @@ class Execution:
         """Compute every value of the mini-batch."""
         self._take_outside()
         for t, kernel in enumerate(self.kernels):
-            self.prologues[t] = kernel.prologue(self.types[t].shared)
+            self.prologues[t] = prologue(kernel, self.types[t].shared)
             if self.needs is not None and any(self.needs.outs[t]):
                 training = kernel.training(self.needs.rows[t], self.needs.shared[t], self.needs.outs[t])
                 self.training[t] = training

@@ -1,0 +1,68 @@
+"""`edbatch.frozen`: weights that do not change for a while, so that what is made of them is made once.
+
+Products of a cell that share an operand run as one, with their weights stacked. Weights are stacked anew in every call,
+because nothing tells reliably that they changed: fused optimizers and edits of `.data` raise no version counter. While
+a model serves nothing changes, and a scope says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor, nn
+
+from edbatch.errors import FrozenError
+
+
+@dataclass(frozen=True)
+class _Scope:
+    """The frozen tensors by identity, and what was made of them: (kernel, its shared tensors) -> (both, prologue)."""
+
+    members: dict[int, Tensor]
+    made: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
+
+
+_scope: ContextVar[_Scope | None] = ContextVar("edbatch.frozen", default=None)
+
+
+@contextmanager
+def frozen(model: nn.Module) -> Iterator[nn.Module]:
+    """While this scope lasts the model's parameters and buffers must not change, and batched calls stack no weights.
+
+    Raises:
+        FrozenError: at the end of the scope, if a version counter shows a change. Edits of `.data` and fused optimizers
+            raise none: they would be ignored.
+
+    >>> import torch, edbatch
+    >>> model = edbatch.batch(torch.nn.Linear(2, 3))
+    >>> with edbatch.frozen(model), torch.no_grad():
+    ...     model(torch.ones(4, 2)).shape
+    torch.Size([4, 3])
+    """
+    tensors = [*model.parameters(), *model.buffers()]
+    before = [t._version for t in tensors]
+    token = _scope.set(_Scope({id(t): t for t in tensors}))
+    try:
+        yield model
+    finally:
+        _scope.reset(token)
+    if [t._version for t in tensors] != before:
+        raise FrozenError(
+            "parameters or buffers changed inside edbatch.frozen(model), and results may have come from their old "
+            "values; end the scope before training or loading, and begin a new one afterwards"
+        )
+
+
+def prologue(kernel: Any, shared: Sequence[Tensor]) -> Any:
+    """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen."""
+    scope = _scope.get()
+    if scope is None or not all(id(t) in scope.members for t in shared):
+        return kernel.prologue(shared)
+    key = (id(kernel), *map(id, shared))
+    if key not in scope.made:
+        scope.made[key] = kernel, kernel.prologue(shared)
+    return scope.made[key][1]
