@@ -2,8 +2,9 @@
 
 Each function takes the store of copies and a torch module, and returns what computes the same for one node. Written as
 DyNet's users write: one affine transform where the torch module has one Linear, lookup parameters, DyNet's own LSTM
-operations. Of several ways the quickest was taken: those operations instead of builders or single gates, a pair of
-matrices instead of a concatenation, `n + z * (h - n)` instead of `z * h + (1 - z) * n`.
+operations. Several ways were timed at 32 examples and hidden size 128. Clearly quicker: those operations than single
+gates, and a pair of matrices than a concatenation. Within noise: the operations and `CompactVanillaLSTMBuilder`, gates
+in one product or in several, `n + z * (h - n)` and `z * h + (1 - z) * n`.
 """
 
 from __future__ import annotations
