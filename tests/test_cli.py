@@ -39,6 +39,7 @@ def test_help_shows_examples():
         ["bench", "policies"],
         ["bench", "workloads"],
         ["bench", "segments"],
+        ["bench", "dynet"],
         ["workloads"],
         ["run"],
     ):
@@ -74,6 +75,11 @@ def test_module_and_version():
         (["learn"], 2, "Missing argument 'WORKLOAD'"),
         (["policy", "show", "/missing/a.json"], 1, "error: cannot read /missing/a.json: No such file or directory"),
         (["policy", "show", "/"], 1, "error: cannot read /: Is a directory"),
+        (
+            ["bench", "dynet", "attention-nmt"],
+            1,
+            "error: attention-nmt is not written in DyNet; choose one of tree-lstm, ",
+        ),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )
@@ -106,6 +112,15 @@ def test_interrupt_inside_a_kernel_is_code_130(monkeypatch, cause, code):
     assert result.exit_code == code
     assert result.output == ("interrupted\n" if code == 130 else "")
     assert isinstance(result.exception, SystemExit if code == 130 else SystemError)  # a mistake of ours is not hidden
+
+
+def test_without_dynet_it_is_said_how_to_install_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dynet_config", None)  # as if it was not there
+    result = run("bench", "dynet", "tree-lstm")
+    assert result.exit_code == 1
+    assert result.output.startswith("error: DyNet cannot be imported (")
+    assert result.output.endswith("; install it with: pip install dyNET38\n")
+    assert result.output.count("\n") == 1
 
 
 def test_tree_lstm_writes_json(tmp_path):

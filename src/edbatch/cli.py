@@ -391,6 +391,30 @@ def segments(
         _measure(benchmark, json, lambda: benchmark.run(settings, data))
 
 
+@bench.command("dynet")
+def bench_dynet(
+    workload: Annotated[
+        list[str] | None, typer.Argument(metavar="[WORKLOAD]...", help="Of the paper's nine.", show_default="all")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 32,
+    hidden: Annotated[int, typer.Option(min=2, help="Hidden size; MV-RNN has half of it.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which both run once; at least 10.")] = 30,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: torch's own choice.")] = None,
+    data: Folder = None,
+    json: Json = None,
+) -> None:
+    """The paper's workloads, inference and training, against DyNet with autobatch (pip install dyNET38).
+
+    Example: `edbatch bench dynet tree-lstm lattice-lstm --batch-size 64 --hidden 256`
+    """
+    with _clear_errors():
+        from edbatch.bench import dynet as benchmark
+
+        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads)
+        settings.check()
+        _measure(benchmark, json, lambda: benchmark.run(settings, data))
+
+
 def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     from rich.console import Console
 
