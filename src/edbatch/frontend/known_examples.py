@@ -11,8 +11,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
-from itertools import chain
+from dataclasses import dataclass
+from itertools import chain, count
 from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -38,6 +38,7 @@ MAX_MODULES = 2000  # watched in a world; modules made anew for every example wo
 class World:
     """All that recordings depend on besides the examples, and the types of the pieces recorded there."""
 
+    number: int
     mode: Hashable
     keywords: list[Any]  # kept alive: marks hold ids of tensors
     watch: Watch
@@ -67,6 +68,7 @@ class KnownExamples:
         self._pieces: dict[Hashable, Piece] = {}
         self._num_nodes = 0
         self._worlds: list[World] = []  # the one used last comes last
+        self._numbers = count()
         self._given_up = ""
         self._lock = threading.RLock()
 
@@ -99,7 +101,7 @@ class KnownExamples:
                     raise _wrong_key(call.keys[i], i, found)
                 call.pieces[i] = piece
                 if change is None and call.places[i] is not None:
-                    self._keep(call.places[i], _lasting(piece, recorder))
+                    self._keep(call.places[i], piece)
             self._watch(call.world, recorder)
         changes = Counter(filter(None, recorder.changes))
         self.report += "".join(f"; {n} will always be recorded: {change}" for change, n in changes.items())
@@ -107,10 +109,11 @@ class KnownExamples:
 
     def give_up(self) -> None:
         """Examples of this function use each other's values: an example that is not recorded has none."""
-        self._given_up = "key is not used: an example uses values of another one of its mini-batch"
-        self.report = self._given_up
-        self._pieces.clear()
-        self._worlds.clear()
+        with self._lock:
+            self._given_up = "key is not used: an example uses values of another one of its mini-batch"
+            self.report = self._given_up
+            for world in list(self._worlds):
+                self._forget(world)
 
     def _keys(self, examples: Sequence[Sequence[Any]]) -> list[Hashable]:
         keys: list[Hashable] = []
@@ -130,11 +133,8 @@ class KnownExamples:
 
     def _find(self, place: Hashable) -> Piece | None:
         piece = self._pieces.pop(place, None)
-        if piece is None:
-            return None
-        self._pieces[place] = piece
-        if piece.returns_tensors:  # nobody's result is the memory of another's
-            return replace(piece, leaves=tuple([v.clone() if isinstance(v, Tensor) else v for v in piece.leaves]))
+        if piece is not None:
+            self._pieces[place] = piece  # used last, kept longest
         return piece
 
     def _keep(self, place: Hashable, piece: Piece) -> None:
@@ -157,7 +157,7 @@ class KnownExamples:
         else:
             leaves = pytree.tree_leaves(keywords)
             roots = [*([] if self._root is None else [self._root]), *[v for v in leaves if isinstance(v, nn.Module)]]
-            world = World(mode, leaves, Watch(roots), WeakValueDictionary())
+            world = World(next(self._numbers), mode, leaves, Watch(roots), WeakValueDictionary())
             self._worlds.append(world)
             if len(self._worlds) > MAX_WORLDS:
                 self._forget(self._worlds[0])
@@ -175,7 +175,7 @@ class KnownExamples:
     def _forget(self, world: World) -> None:
         if world in self._worlds:
             self._worlds.remove(world)
-        for place in [place for place in self._pieces if place[0] == id(world)]:  # type: ignore[index]
+        for place in [place for place in self._pieces if place[0] == world.number]:  # type: ignore[index]
             self._drop(place)
 
 
@@ -185,8 +185,7 @@ def _is_no_key(kind: type) -> bool:
 
 def _places(world: World, keys: list[Hashable], examples: Sequence[Sequence[Any]]) -> list[Hashable]:
     """Where the pieces of examples are kept: by their keys, and by the specs of the tensors in their columns."""
-    number = id(world)
-    columns = len(examples[0])
+    number, columns = world.number, len(examples[0])
     if not any(issubclass(t, Tensor) for t in set(map(type, chain.from_iterable(examples)))):
         return [None if key is None else (number, key, columns) for key in keys]
     return [
@@ -211,14 +210,6 @@ def _marks(keywords: dict[str, Any]) -> Hashable | None:
         else:
             return None
     return tuple(marks)
-
-
-def _lasting(piece: Piece, recorder: PieceRecorder) -> Piece:
-    """The piece to keep: tensors that it returned belong to the user now, who may write them."""
-    if not piece.returns_tensors:
-        return piece
-    is_own = [isinstance(v, Tensor) and not v.requires_grad and v not in recorder.shared for v in piece.leaves]
-    return replace(piece, leaves=tuple([v.clone() if own else v for v, own in zip(piece.leaves, is_own, strict=True)]))
 
 
 def _wrong_key(key: Hashable, example: int, found: str) -> WrongKeyError:

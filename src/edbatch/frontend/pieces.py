@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -60,11 +59,6 @@ class Piece:
     outside_specs: tuple[Spec, ...]
     structure: Structure
     leaves: tuple[Any, ...]
-
-    @cached_property
-    def returns_tensors(self) -> bool:
-        """Whether a leaf is a tensor that is no recorded value."""
-        return any(isinstance(v, Tensor) for v in self.leaves)
 
 
 Types = MutableMapping[Any, PieceType]
@@ -309,7 +303,8 @@ def _join_results(pieces: Sequence[Piece], inputs: _Inputs, shift: _Shift) -> Re
             results.groups.append(Group(j, spec, list(range(len(pieces))), refs))
             shift(results.groups[-1])
             continue
-        if not any(type(v) is Value for v in values):
+        if not any(type(v) is Value for v in values):  # nobody's result is the memory of a piece
+            leaves[j] = [v.clone() if isinstance(v, Tensor) else v for v in values]
             continue
         number_of = {i: inputs.number(v, Spec.of(v)) for i, v in enumerate(values) if isinstance(v, Tensor)}
         found = groups(j, [Value(Spec.of(v), "one", (0,)) if i in number_of else v for i, v in enumerate(values)])
