@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 from torch import nn
@@ -31,8 +31,17 @@ class Batched(nn.Module):
     """
 
     fn: Callable[..., Any]
+    key: Callable[..., Hashable] | None
 
-    def __init__(self, fn: Callable[..., Any], policy: Policy, stack: bool | str, compiling: Compiling):
+    def __init__(
+        self,
+        fn: Callable[..., Any],
+        policy: Policy,
+        stack: bool | str,
+        compiling: Compiling,
+        key: Callable[..., Hashable] | None = None,
+        debug: bool = False,
+    ):
         super().__init__()
         owner = getattr(fn, "__self__", fn)
         if isinstance(owner, nn.Module):
@@ -44,6 +53,8 @@ class Batched(nn.Module):
         self.policy = policy
         self.stack = stack
         self.compiling = compiling
+        self.__dict__["key"] = key  # not as a submodule, if it is a module
+        self.debug = debug
         self.stats: Stats | None = None
         self._pipeline: Pipeline | None = None
 
@@ -59,7 +70,7 @@ class Batched(nn.Module):
     @property
     def pipeline(self) -> Pipeline:
         if self._pipeline is None:
-            self._pipeline = Pipeline(self.fn, self.compiling)
+            self._pipeline = Pipeline(self.fn, self.compiling, self.key, debug=self.debug)
         return self._pipeline
 
     def one_by_one(self, *columns: Any, **keywords: Any) -> Any:
@@ -82,7 +93,8 @@ class Batched(nn.Module):
             raise BatchError(
                 "nothing to explain yet; call the batched function first (under EDBATCH_EAGER nothing is batched)"
             )
-        return explain(self.stats, self.policy)
+        known = self.pipeline.known
+        return explain(self.stats, self.policy) + (f"\n\n  {known.report}" if known is not None else "")
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)
@@ -107,6 +119,8 @@ def batch(
     stack: bool | str = True,
     compile: bool = True,
     exact_math: bool = False,
+    key: Callable[..., Hashable] | None = None,
+    debug: bool = False,
 ) -> Batched:
     """Run a function of one example on mini-batches of different examples, with few large kernels, forward and
     backward.
@@ -120,6 +134,13 @@ def batch(
             False gives a list with one result per example.
         compile: whether cells run as fused kernels, on the CPU (EDBATCH_COMPILE=0 turns it off everywhere).
         exact_math: whether tanh, sigmoid, exp, … are torch's own also in fused cells; ours are accurate to 1e-6.
+        key: names examples, so that each is recorded once: called with the positional arguments of one example, as
+            `fn` is, it gives a hashable value, e.g. `key=lambda tree: tree.number`. An example whose key was seen
+            before is not recorded again. Only parameters, buffers, and tensors given as entries of columns are taken
+            as they are then. Everything else is frozen by the key: the structure, Python numbers, tensors found
+            deeper inside examples, closures and globals that `fn` reads, and what else its Python does is not
+            repeated. None as a key: this example is always recorded. `explain()` says how many examples were known.
+        debug: record every example although its key is known, and raise an error if that makes a difference.
 
     Returns:
         A `Batched`: called with columns (one entry per example) by position and shared values by keyword.
@@ -139,9 +160,13 @@ def batch(
         raise BatchError("this function is batched already")
     if not any(stack is s or (isinstance(stack, str) and stack == s) for s in STACKS):
         raise BatchError(f'stack={stack!r} is unknown; use True, "cat", "pad" or False')
+    if key is not None and not callable(key):
+        raise BatchError(f"key={key!r} is no function of one example, such as key=lambda tree: tree.number")
+    if debug and key is None:
+        raise BatchError("debug=True checks keys, but there is no key; give key=, a function of one example")
     if isinstance(policy, str):
         policy = policies.from_name(policy)
     elif isinstance(policy, type) or not hasattr(policy, "run"):
         raise BatchError(f"policy={policy!r} is no policy; give one like edbatch.policies.BoundGreedy(), or its name")
     on = compile and os.environ.get("EDBATCH_COMPILE", "1") not in ("", "0")
-    return Batched(fn, policy, stack, Compiling(on, exact_math))
+    return Batched(fn, policy, stack, Compiling(on, exact_math), key, debug)

@@ -287,7 +287,7 @@ def tree_lstm(
 
 @bench.command()
 def recording(batch_size: BatchSize = 64, rounds: Rounds = 30, data: Data = None, json: Json = None) -> None:
-    """Microseconds that recording adds to a call of a marked cell, an nn.LSTMCell and an nn.Linear.
+    """Microseconds that recording adds to a call of a marked cell, nn.LSTMCell and nn.Linear; and with known keys.
 
     Example: `edbatch bench recording --rounds 50`
     """

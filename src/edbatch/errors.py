@@ -46,6 +46,10 @@ class BatchError(EdbatchError, ValueError):
     """The columns or the results of a batched call do not fit together."""
 
 
+class WrongKeyError(EdbatchError, ValueError):
+    """Two examples that are recorded differently have the same key."""
+
+
 class GradientError(EdbatchError, RuntimeError):
     """A gradient was asked for that a batched call cannot give."""
 

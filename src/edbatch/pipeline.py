@@ -5,26 +5,29 @@
     plan       planning/   where values lie in memory, which rows each batch reads
     run        runtime/    batch after batch; backward in reverse
 
-What lasts from call to call is kept here: the kernels of the function's cells and the pool of memory. Errors raised
-deeper down state a local fact; which example and which line it was is added here.
+What lasts from call to call is kept here: the kernels of the function's cells, the pieces of examples that are known
+by their keys, and the pool of memory. Errors raised deeper down state a local fact; which example and which line it was
+is added here.
 """
 
 from __future__ import annotations
 
 import os
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edbatch.errors import BatchError
+from edbatch.errors import BatchError, LeakedValueError
 from edbatch.frontend.interception import Shortcuts, recording
 from edbatch.frontend.kernels import KernelCache
+from edbatch.frontend.known_examples import KnownExamples
 from edbatch.frontend.names import Names
 from edbatch.frontend.paths import Paths
+from edbatch.frontend.pieces import PieceRecorder, join
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
@@ -42,7 +45,14 @@ _HERE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
 class Pipeline:
     """Runs one function on mini-batches."""
 
-    def __init__(self, function: Callable[..., Any], compiling: Compiling):
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        compiling: Compiling,
+        key: Callable[..., Hashable] | None = None,
+        *,
+        debug: bool = False,
+    ):
         self.function = function
         owner = getattr(function, "__self__", function)
         self.root = owner if isinstance(owner, nn.Module) else None
@@ -51,6 +61,7 @@ class Pipeline:
         self.shortcuts = Shortcuts(self.root)
         self.pool = Pool()
         self.compiling = compiling
+        self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
 
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
@@ -75,23 +86,54 @@ class Pipeline:
         return results.assemble(gathered, stack), stats
 
     def record(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
-        """Record the function on every example of a mini-batch."""
+        """Record the function on every example of a mini-batch that is not known by its key."""
         examples = zip_columns(columns)
-        device = self._device()
-        names = Names(self.paths, keywords, device)
-        recorder = Recorder(self.kernels, names, device, _shared_tensors(self.root, keywords))
-        outputs = []
+        found = None if self.known is None else self._record_unknown(self.known, examples, keywords)
+        return found or self._record_all(examples, keywords)
+
+    def _record_all(self, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
+        recorder = Recorder(*self._surroundings(keywords))
         with recording(recorder, self.shortcuts):
-            for i, example in enumerate(examples):
-                recorder.starts.append(len(recorder.types))
-                lazy = [recorder.outside(x) if isinstance(x, Tensor) else x for x in example]
-                try:
-                    outputs.append(self.function(*lazy, **keywords))
-                except Exception as error:
-                    error.add_note(_where(i, error) + _hint(len(examples), keywords))
-                    raise
+            outputs = self._run(recorder, examples, range(len(examples)), keywords)
             results = Results.collect(outputs, recorder)
             return recorder.finish(), results
+
+    def _record_unknown(
+        self, known: KnownExamples, examples: list[Any], keywords: dict[str, Any]
+    ) -> tuple[Recording, Results] | None:
+        """The same by pieces, those of known examples and new ones; None when keys cannot be used here."""
+        call = known.look_up(examples, keywords)
+        if call is None:
+            return None
+        if call.unknown:
+            recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
+            try:
+                with recording(recorder, self.shortcuts):
+                    self._run(recorder, examples, call.unknown, keywords)
+            except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
+                if len(call.unknown) == len(examples):
+                    raise
+                known.give_up()
+                return None
+            if not known.take(call, recorder, examples):
+                return None
+        return join(call.pieces, examples)
+
+    def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
+        device = self._device()
+        return self.kernels, Names(self.paths, keywords, device), device, _shared_tensors(self.root, keywords)
+
+    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:
+        outputs = []
+        for i in numbers:
+            values = recorder.begin(examples[i])
+            try:
+                outputs.append(self.function(*values, **keywords))
+                recorder.end(outputs[-1])
+            except Exception as error:
+                error.add_note(_where(i, error) + _hint(len(examples), keywords))
+                raise
+        return outputs
 
     def _device(self) -> torch.device:
         """Where numbers that become tensors go: to the function's parameters."""

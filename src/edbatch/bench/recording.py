@@ -1,7 +1,8 @@
 """`edbatch bench recording`: microseconds that recording adds to a call of a cell.
 
 Each model is recorded, and then run again with its cells replaced by functions that return a constant: what is left is
-the user's own Python, and the difference is what edbatch costs per call.
+the user's own Python, and the difference is what edbatch costs per call. Last, each model's examples are known by their
+keys, as in a second epoch: what putting their recorded pieces together costs, everything included.
 """
 
 from __future__ import annotations
@@ -73,7 +74,12 @@ class Case:
     constants: dict[str, Any]
 
     def record(self) -> object:
-        return edbatch.record(self.batched, self.examples)
+        return self.batched.pipeline.record([self.examples], {})
+
+    def record_known(self) -> Callable[[], object]:
+        """The same of examples that were recorded before."""
+        batched = edbatch.batch(self.model, key=id)
+        return lambda: batched.pipeline.record([self.examples], {})
 
     def run_bare(self) -> Callable[[], object]:
         """The model's own Python, with every cell a function that returns a constant."""
@@ -94,14 +100,15 @@ def run(batch_size: int = 64, rounds: int = MIN_ROUNDS, data: str | os.PathLike[
     cases = _cases(bank.trees[:batch_size], len(bank.vocabulary), batch_size)
     contenders: dict[str, Callable[[], object]] = {}
     for case in cases:
-        contenders |= {f"{case.name}, recorded": case.record, f"{case.name}, bare": case.run_bare()}
+        ways = {"recorded": case.record, "bare": case.run_bare(), "known": case.record_known()}
+        contenders |= {f"{case.name}, {what}": way for what, way in ways.items()}
     with measure.progress("measuring", rounds) as advance:
         times = measure.interleave(contenders, rounds, advance=advance).seconds
     microseconds = {}
     for case in cases:
-        recorded, bare = (list(times[f"{case.name}, {what}"].values()) for what in ("recorded", "bare"))
+        recorded, bare, known = (list(times[f"{case.name}, {what}"].values()) for what in ("recorded", "bare", "known"))
         beyond = [a - b for a, b in zip(recorded, bare, strict=True)]
-        columns = {"recorded": recorded, "same Python, constants": bare, "recording adds": beyond}
+        columns = {"recorded": recorded, "same Python, constants": bare, "recording adds": beyond, "known keys": known}
         microseconds[case.name] = {"calls": case.num_calls} | {
             name: Spread.of(seconds).scaled(1e6 / case.num_calls)._asdict() for name, seconds in columns.items()
         }
@@ -128,7 +135,7 @@ def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: i
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     caption = f"µs per call, medians (quartiles); {result['machine']['cpu']}, python {result['machine']['python']}"
-    columns = "recorded", "same Python, constants", "recording adds"
+    columns = "recorded", "same Python, constants", "recording adds", "known keys"
     table = Table("", "calls", *columns, title="Recording", caption=caption, box=SIMPLE)
     for name, row in result["microseconds_per_call"].items():
         table.add_row(name, str(row["calls"]), *(measure.text(row[column]) for column in columns))

@@ -98,7 +98,7 @@ class KernelCache:
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
         alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(map(_has_hooks, modules)) else None
         parameters = tuple({id(p): p for module in modules for p in module.parameters()}.values())
-        return Cell(options, static, tuple(_state(module) for module in modules), alone, parameters, modules)
+        return Cell(options, static, tuple(state_of(module) for module in modules), alone, parameters, modules)
 
     def kernel(
         self,
@@ -204,7 +204,7 @@ def _has_hooks(module: nn.Module) -> bool:
     return bool(_hooks(module))
 
 
-def _state(module: nn.Module) -> Hashable:
+def state_of(module: nn.Module) -> Hashable:
     """What capture reads of a module: mode, hooks, scalar attributes, and which parameters and buffers it has."""
     scalars = tuple((k, type(v), v) for k, v in module.__dict__.items() if isinstance(v, SCALARS))
     tensors = (*module._parameters.items(), *module._buffers.items())

@@ -42,18 +42,11 @@ MAX_DEPTH = 30
 MAX_ALIKE = 4  # arguments in a row that are written out; more are counted
 
 
-class Names:
-    """The names of one recording, each given once."""
+class UniqueNames:
+    """The names of the types of one mini-batch, each given once."""
 
-    def __init__(self, paths: Paths, keywords: dict[str, Any], device: torch.device):
-        self._paths = paths
-        paths.start()
-        self._keywords = find_paths(keywords) if keywords else {}
-        self._device = device
-        self._derived: dict[int, str] = {}
+    def __init__(self) -> None:
         self._given: dict[str, int] = {}
-        self._depth = 0
-        self._constants_left = MAX_CONSTANTS
 
     def give(self, name: str, context: Context, outer: Context) -> str:
         """The name of a new type, recorded in a context inside that of the whole call."""
@@ -64,6 +57,20 @@ class Names:
             unique = f"{name} #{self._given[name]}"
         self._given[unique] = 1
         return unique
+
+
+class Names(UniqueNames):
+    """The names of one recording."""
+
+    def __init__(self, paths: Paths, keywords: dict[str, Any], device: torch.device):
+        super().__init__()
+        self._paths = paths
+        paths.start()
+        self._keywords = find_paths(keywords) if keywords else {}
+        self._device = device
+        self._derived: dict[int, str] = {}
+        self._depth = 0
+        self._constants_left = MAX_CONSTANTS
 
     def call(self, target: Any, args: Iterable[Any], kwargs: dict[str, Any], parts: Parts | None = None) -> str:
         """A call of a module or function. With `parts`, the arguments are templates of them."""

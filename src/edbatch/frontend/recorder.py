@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
 from edbatch.frontend.names import Names
 from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.results import settle
 from edbatch.frontend.shared import SharedTensors, flatten
 from edbatch.frontend.signature import Parts, calling
 from edbatch.planning.layout import REF, Slot
@@ -39,6 +40,12 @@ ARITHMETIC = ADD | {
     torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__, torch.Tensor.__radd__,
     torch.Tensor.__rmul__, torch.Tensor.__rsub__,
 }  # fmt: skip
+# What these give of a parameter does not change as long as its module is the same.
+METADATA = {
+    *[getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "is_complex", "__len__")],
+    *[getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")],
+}
+DRAWS = "it draws random numbers"
 module_call = nn.Module.__call__
 
 
@@ -64,6 +71,14 @@ class Entry:
         return self.type.kernel.unflatten(values)
 
 
+class Signature(NamedTuple):
+    """What tells a type from the others of its recording, and its name before it was made unique."""
+
+    key: tuple[Hashable, ...]
+    context: Context
+    name: str
+
+
 class Recorder:
     """Records one call of a batched function: all its examples into one graph."""
 
@@ -76,7 +91,9 @@ class Recorder:
         self.add_type, self.add_args = self.types.append, self.args.extend
         self.node_types: list[NodeType] = []
         self.plain: set[nn.Module] = set()  # modules that are no cells
+        self.signatures: list[Signature] = []  # of each type
         self.starts: list[int] = []  # the first node of every example
+        self.changing: str | None = None  # why the present example cannot be known by its key
         self.is_open = True
         self.suspended = False
         self._kinds: dict[Spec, Kind] = {}
@@ -90,6 +107,15 @@ class Recorder:
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
         self.outer = self.context
+
+    def begin(self, example: Sequence[Any]) -> list[Any]:
+        """The next example begins: its arguments, tensors among them as lazy values."""
+        self.starts.append(len(self.types))
+        return [self.outside(x) if isinstance(x, torch.Tensor) else x for x in example]
+
+    def end(self, output: Any) -> None:
+        """The example ends: sums that are pending among its results are recorded."""
+        settle(output, self)
 
     # ---- the state around the recording
 
@@ -115,6 +141,7 @@ class Recorder:
 
     def _protect(self, tensors: list[torch.Tensor]) -> None:
         """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
+        self.changing = "it writes a tensor in place"
         if any(tensor in self.shared for tensor in tensors):
             self.shared.forget_results()
         for tensor in tensors:
@@ -124,7 +151,7 @@ class Recorder:
                     "examples share one value of it; write it before or after the batched call"
                 )
             for i in self._by_memory.pop(tensor.untyped_storage()._cdata, ()):
-                del self._outside_of[id(self._outside[i])]
+                self._outside_of.pop(id(self._outside[i]), None)
                 self._outside[i] = self._outside[i].clone()
 
     def finish(self) -> Recording:
@@ -162,13 +189,15 @@ class Recorder:
             return rows_of(node, kind, length or 0) if entry.type.per_row[0] else lazy(node, kind)
         return entry.outputs(node, length)
 
-    def entry(self, key: Hashable, make: Callable[[], NodeType], context: Context | None = None) -> Entry:
+    def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:
         """The entry of a signature in a context; `make` gives its type when it is new to this recording."""
         entries = self.entries if context is None else self._entries_of[context]
         found = entries.get(key)
         if found is None:
             node_type = make()
-            node_type = replace(node_type, name=self.names.give(node_type.name, context or self.context, self.outer))
+            context = context or self.context
+            self.signatures.append(Signature(key, context, node_type.name))
+            node_type = replace(node_type, name=self.names.give(node_type.name, context, self.outer))
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
             entries[key] = found
@@ -179,6 +208,11 @@ class Recorder:
     def is_cell(self, module: nn.Module) -> bool:
         """Whether a module was called before and is a cell."""
         return self._cells.get((module, ())) is not None
+
+    def called_modules(self) -> list[nn.Module]:
+        """The modules that were called, as cells or not, and those a marked method or function was called on."""
+        called = [module for target, owners in self._cells for module in (target, *owners)]
+        return [module for module in called if isinstance(module, nn.Module)]
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module or a marked function."""
@@ -219,6 +253,8 @@ class Recorder:
         if kwargs:
             parts.key.append(("keywords", *kwargs))
         kwargs_template = {k: parts.take(a, static=k in static) for k, a in kwargs.items()}
+        if parts.generators:
+            self.changing = DRAWS
         key = tuple(parts.key)
         found = self.entries.get(key)
         if found is None:
@@ -367,16 +403,25 @@ class Recorder:
             result = func(*args, **kwargs)
             self.refresh_context()
             return result
+        if any(isinstance(v, torch.Generator) for v in leaves):
+            self.changing = DRAWS
         if is_in_place(func) or kwargs.get("out") is not None:
             self._protect(tensors)
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
+            if any(t in self.shared for t in tensors):
+                self._reads_shared(func)
             return func(*args, **kwargs)
         if func is torch.Tensor.__getitem__ and is_row_number(args[1]):
             return row_of(self, *args)
         if all(t in self.shared for t in tensors):
+            self._reads_shared(func)
             return self.shared.compute(func, args, kwargs)
         return self._record(func, args, kwargs, Parts(self))
+
+    def _reads_shared(self, func: Callable[..., Any]) -> None:
+        if func not in METADATA:
+            self.changing = "it computes with parameters, buffers or keywords alone, outside of a cell"
 
 
 def leaked(value: Lazy) -> LeakedValueError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError
-from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.frontend.lazy import Lazy, PendingSum, Rows
 from edbatch.frontend.rows import check_owner
 from edbatch.spec import Spec
 
@@ -24,6 +24,25 @@ if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
 STACKS = (True, False, "cat", "pad")
+
+
+class Value(NamedTuple):
+    """A recorded value among the results of one example: one, or `length` rows by themselves or by one reference."""
+
+    spec: Spec
+    how: str  # "one", "listed" or "ragged"
+    refs: tuple[int, ...]
+    length: int = 1
+
+    @staticmethod
+    def of(value: Lazy, recorder: Recorder) -> Value:
+        if type(value) is not Rows:
+            value = recorder.resolve(value)
+            return Value(value.kind.spec, "one", (value.ref,))
+        check_owner(recorder, value)
+        if value.ref is not None:
+            return Value(value.kind.spec, "ragged", (value.ref,), value.length)
+        return Value(value.kind.spec, "listed", tuple([e.ref for e in value.elements or ()]), value.length)
 
 
 @dataclass
@@ -53,16 +72,15 @@ class Results:
 
     @staticmethod
     def collect(outputs: list[Any], recorder: Recorder | None = None) -> Results:
-        """Take the results of all examples apart; pending values among them are recorded."""
-        paths, structure = pytree.tree_flatten_with_path(outputs[0])
-        names = [f"result{pytree.keystr(path)}" for path, _ in paths]
-        flat = [_leaves(output, structure, i) for i, output in enumerate(outputs)]
+        """Take the results of all examples apart."""
+        structure, names = structure_of(outputs[0])
+        flat = [leaves_of(output, structure, i) for i, output in enumerate(outputs)]
         leaves = [list(values) for values in zip(*flat, strict=True)]
         results = Results(structure, leaves, names, [])
         if recorder is not None:
             for j, values in enumerate(leaves):
                 if any(isinstance(v, Lazy) for v in values):
-                    results.groups += _groups(j, values, recorder)
+                    results.groups += _groups_of_lazy(j, values, recorder)
         return results
 
     def assemble(self, tensors: Sequence[Tensor], stack: bool | str) -> Any:
@@ -78,7 +96,7 @@ class Results:
 
     def _leaf(self, j: int, gathered: list[tuple[Group, Tensor]], stack: bool | str) -> Any:
         values = self.leaves[j]
-        if not gathered and not all(isinstance(v, Tensor | Lazy) for v in values):
+        if not gathered and not all(isinstance(v, Tensor | Lazy | Value) for v in values):
             return list(values)
         is_whole = len(gathered) == 1 and len(gathered[0][0].examples) == len(values)
         if is_whole and (whole := _whole(*gathered[0], stack)) is not None:
@@ -87,7 +105,7 @@ class Results:
         for group, tensor in gathered:
             for i, piece in zip(group.examples, group.pieces(tensor), strict=True):
                 pieces[i] = piece
-        other = next((i for i, piece in enumerate(pieces) if not isinstance(piece, Tensor | Lazy)), None)
+        other = next((i for i, piece in enumerate(pieces) if not isinstance(piece, Tensor | Lazy | Value)), None)
         if other is not None and stack is not False:
             raise BatchError(
                 f"{self.names[j]} is a tensor for some examples and {type(pieces[other]).__name__} for example "
@@ -97,41 +115,57 @@ class Results:
         return JOIN[stack](pieces, self.names[j])
 
 
-def _leaves(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
+def leaves_of(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
     if isinstance(output, Lazy | Tensor) and structure.is_leaf():
         return (output,)
     is_flat = type(output) is tuple and all(isinstance(v, Lazy | Tensor) for v in output)
     if is_flat and structure.type is tuple and structure.num_children == structure.num_leaves == len(output):
         return output  # type: ignore[no-any-return]
     leaves, other = pytree.tree_flatten(output)
+    check_structure(other, structure, example)
+    return leaves
+
+
+def check_structure(other: pytree.TreeSpec, structure: pytree.TreeSpec, example: int) -> None:
     if other != structure:
         raise BatchError(
             f"example {example} returned another structure than example 0: {other} instead of {structure}; return the "
             "same structure for every example, and a list of any length as torch.stack of it"
         )
-    return leaves
 
 
-def _groups(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
+def structure_of(output: Any) -> tuple[pytree.TreeSpec, list[str]]:
+    """The structure of a result and the names of its leaves."""
+    paths, structure = pytree.tree_flatten_with_path(output)
+    return structure, [f"result{pytree.keystr(path)}" for path, _ in paths]
+
+
+def settle(output: Any, recorder: Recorder) -> None:
+    """Record the sums that are pending among the results of an example, where the example ends."""
+    if type(output) is Lazy:
+        return
+    is_flat = type(output) is tuple and all(isinstance(v, Lazy | Tensor) for v in output)
+    for value in output if is_flat else pytree.tree_leaves(output):
+        if type(value) is PendingSum:
+            recorder.resolve(value)
+
+
+def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
+    lazy = [recorder.outside(v) if isinstance(v, Tensor) else v for v in values]
+    return groups(leaf, [Value.of(v, recorder) if isinstance(v, Lazy) else v for v in lazy])
+
+
+def groups(leaf: int, values: list[Any]) -> list[Group]:
+    """The recorded ones among the values of a leaf, by spec and kind."""
     found: dict[Any, tuple[list[int], list[int], list[int]]] = {}
     for i, value in enumerate(values):
-        if isinstance(value, Tensor):
-            value = recorder.outside(value)
-        if not isinstance(value, Lazy):
-            continue
-        if type(value) is Rows:
-            check_owner(recorder, value)
-            how = "listed" if value.ref is None else "ragged"
-            examples, refs, lengths = found.setdefault((value.kind.spec, how), ([], [], []))
-            refs += [value.ref] if value.elements is None or value.ref is not None else [e.ref for e in value.elements]
+        if type(value) is Value:
+            examples, refs, lengths = found.setdefault((value.spec, value.how), ([], [], []))
+            examples.append(i)
+            refs += value.refs
             lengths.append(value.length)
-        else:
-            value = recorder.resolve(value)
-            examples, refs, _ = found.setdefault((value.kind.spec, "one"), ([], [], []))
-            refs.append(value.ref)
-        examples.append(i)
     return [
-        Group(leaf, spec, examples, np.array(refs, dtype=np.int64), lengths or None, how == "ragged")
+        Group(leaf, spec, examples, np.array(refs, dtype=np.int64), None if how == "one" else lengths, how == "ragged")
         for (spec, how), (examples, refs, lengths) in found.items()
     ]
 

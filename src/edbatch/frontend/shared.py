@@ -27,6 +27,7 @@ class SharedTensors:
     def __init__(self, recorder: Recorder, tensors: Iterable[torch.Tensor]):
         self._recorder = recorder
         self._tensors = {id(t): t for t in tensors}
+        self._derived: set[int] = set()
         self._would_require_grad: set[int] = set()  # if gradients were on
         self._results: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
 
@@ -36,6 +37,10 @@ class SharedTensors:
     def is_differentiable(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is shared and requires a gradient, or would in training: one graph for both."""
         return tensor in self and (tensor.requires_grad or id(tensor) in self._would_require_grad)
+
+    def is_derived(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was computed from shared ones in this recording."""
+        return id(tensor) in self._derived
 
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The result of an op on shared tensors alone."""
@@ -55,6 +60,7 @@ class SharedTensors:
         made = [t for t in flatten((result,), {}) if isinstance(t, torch.Tensor) and t not in self]
         if made:
             self._tensors.update((id(t), t) for t in made)
+            self._derived.update(map(id, made))
             recorder.names.derive(made, func, args, kwargs)
             if recorder.grad_in_training and not recorder.context.grad:
                 self._mark(result, func, args, kwargs)

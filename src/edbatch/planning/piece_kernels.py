@@ -1,0 +1,81 @@
+"""The loops of `frontend/pieces.py`, compiled by numba: a recording cut into its examples, and put together again.
+
+References are as in `layout.py`: `node + output * REF`, or `-1 - number` for an input from outside. In a piece, nodes,
+inputs from outside and types are numbered from 0.
+"""
+# ruff: noqa: SIM109 (plain comparisons compile faster)
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+
+import numpy as np
+from numba import njit
+
+from edbatch.planning.layout_kernels import DATA, LIST, MASK, OFFSETS, SUM
+
+
+@njit(cache=True)
+def cut(types, args, starts, outside_starts, slot_starts, slot_kinds):
+    """Number the nodes, inputs and types of every example from 0, in place.
+
+    Args:
+        starts: the first node of each example, and the number of nodes. outside_starts: likewise for inputs.
+
+    Returns: where each example's args begin; the types each example uses, in order of first use, flat, and where each
+    example's begin; whether it uses values of another example.
+    """
+    n, num_types = len(starts) - 1, len(slot_starts) - 1
+    arg_starts, used_starts = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
+    used = np.empty(len(types), np.int64)
+    is_foreign = np.zeros(n, np.bool_)
+    number, seen_in = np.zeros(num_types, np.int64), np.full(num_types, -1, np.int64)
+    at, num_used = 0, 0
+    for e in range(n):
+        for i in range(starts[e], starts[e + 1]):
+            t = types[i]
+            if seen_in[t] != e:
+                seen_in[t], number[t] = e, num_used - used_starts[e]
+                used[num_used] = t
+                num_used += 1
+            types[i] = number[t]
+            for s in range(slot_starts[t], slot_starts[t + 1]):
+                kind, count = slot_kinds[s], 1
+                if kind == OFFSETS:
+                    continue
+                if kind == LIST or kind == SUM:
+                    count, at = args[at], at + 1
+                if kind != DATA:
+                    for k in range(at, at + count):
+                        if args[k] >= 0:
+                            is_foreign[e] |= (args[k] & MASK) < starts[e]
+                            args[k] -= starts[e]
+                        else:
+                            is_foreign[e] |= -1 - args[k] < outside_starts[e]
+                            args[k] += outside_starts[e]
+                at += count
+        arg_starts[e + 1], used_starts[e + 1] = at, num_used
+    return arg_starts, used[:num_used], used_starts, is_foreign
+
+
+@njit(cache=True)
+def join(types, args, starts, type_row, type_table, outside_starts, outside_numbers, slot_starts, slot_kinds):
+    """The opposite, in place: types, nodes and inputs numbered through all pieces.
+
+    Args:
+        starts: the first node of each piece, and the number of nodes. type_row: the row of `type_table` that maps each
+            piece's types. outside_starts, outside_numbers: the numbers of each piece's inputs from outside, flat.
+    """
+    at = 0
+    for e in range(len(starts) - 1):
+        row, first, outside = type_row[e], starts[e], outside_starts[e]
+        for i in range(first, starts[e + 1]):
+            t = type_table[row, types[i]]
+            types[i] = t
+            for s in range(slot_starts[t], slot_starts[t + 1]):
+                kind, count = slot_kinds[s], 1
+                if kind == OFFSETS:
+                    continue
+                if kind == LIST or kind == SUM:
+                    count, at = args[at], at + 1
+                if kind != DATA:
+                    for k in range(at, at + count):
+                        args[k] = args[k] + first if args[k] >= 0 else -1 - outside_numbers[outside - 1 - args[k]]
+                at += count
