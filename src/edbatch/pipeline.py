@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError
 from edbatch.frontend.interception import Shortcuts, recording
 from edbatch.frontend.kernels import KernelCache
@@ -50,6 +51,7 @@ class Pipeline:
         self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
         self.pool = Pool()
+        self.kernel_of: dict[str, Kernel] = {}  # of each type of the last call, by its name
 
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
@@ -57,6 +59,7 @@ class Pipeline:
         watch = Stopwatch()
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+        self.kernel_of = {node_type.name: node_type.kernel for node_type in recorded.node_types}
         with watch("schedule"):
             order = schedule(recorded.graph, policy)
         with watch("plan"):

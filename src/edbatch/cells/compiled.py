@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.utils._pytree as pytree
@@ -22,6 +23,9 @@ from edbatch.cells.simplify import simplify
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.verify import Verification
 from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.cells.plan import CellPlan
 
 Mask = tuple[bool, ...]
 
@@ -134,6 +138,13 @@ class CompiledCell:
     @property
     def source(self) -> str:
         return "\n".join(program.source for program in self.programs)
+
+    @cached_property
+    def plan(self) -> CellPlan:
+        """What of the body is batched, where its values lie and what is copied: `print(cell.plan)`."""
+        from edbatch.cells.plan import plan_of  # for people: a cell runs without it
+
+        return plan_of(self.body, name=self.name, source=self.source)
 
 
 def compile_cell(
