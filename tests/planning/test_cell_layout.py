@@ -185,6 +185,13 @@ def test_large_bodies_are_batched_greedily(monkeypatch):
     assert find_batches(graph) == tuple(tuple(members) for _, members in expected.batches)
 
 
+def test_huge_bodies_stay_in_plain_order(monkeypatch):
+    body, outputs = lstm()
+    graph = body.graph(*outputs)
+    monkeypatch.setattr(cell_layout, "MAX_VALUES", 3)
+    assert plan_cell(graph) == in_plain_order(graph)
+
+
 @st.composite
 def graphs(draw, max_groups: int = 5) -> CellGraph:
     """Groups of ops of one signature; some operands are several values or parameters, some values are outside."""

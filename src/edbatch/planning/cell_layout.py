@@ -21,7 +21,8 @@ from edbatch.errors import GraphError, PolicyError
 from edbatch.planning.graph import Graph
 from edbatch.planning.policies import BoundGreedy, Exact
 
-MAX_STATES = 10_000  # of the search for a shortest schedule; bodies of larger ones are batched by bound greedy
+MAX_STATES = 10_000  # of the search for a shortest schedule; where that is not enough, bound greedy decides
+MAX_VALUES = 2_000  # of which an order is looked for; more would take a minute
 Run = tuple[int, ...]  # values that are read or written as one, so they must lie side by side, in this order
 
 
@@ -153,6 +154,8 @@ def plan_cell(graph: CellGraph) -> CellLayout:
     graph.check()
     batches = find_batches(graph)
     plain = verify(graph, batches, _plain_order(graph))
+    if len(plain.order) > MAX_VALUES:
+        return plain
     planned = [verify(graph, batches, order) for order in propose_orders(graph, batches)]
     return min(*planned, plain, key=lambda layout: (layout.bytes_copied, layout.num_copies))
 

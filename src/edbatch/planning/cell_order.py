@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, combinations, pairwise
 from typing import Any
 
@@ -49,7 +50,7 @@ class Lane:
         distinct = set(self.runs)
         return all(len(set(run)) == len(run) for run in distinct) and len({run[0] for run in distinct}) == len(distinct)
 
-    @property
+    @cached_property
     def leaves(self) -> Leaves:
         return frozenset(chain.from_iterable(self.runs))
 
