@@ -131,8 +131,16 @@ class _Abstraction:
         )
         results = tuple(self._value(name, b - a) for name, (a, b) in zip(names, pairwise(places), strict=True))
         self.ops.append(CellOp(self._signature(index, op), self._operands(op), results, op.target in PRODUCTS))
-        self.op_names.append(f"{', '.join(names)} = {op}")
+        self.op_names.append(f"{', '.join(names)} = {op.replace(self._text)}")
         return Ref(results)
+
+    def _text(self, value: Val) -> Text:
+        """A value by what is read in memory."""
+        ref = self.refs.get(value.index)
+        if ref is None:
+            return Text(f"shared {value}")
+        names = " ".join(self.value_names[v] for v in ref.run)
+        return Text("".join((f"({names})" if len(ref.run) > 1 else names, *(f".{view}" for view in ref.views))))
 
     def _operands(self, op: Op) -> tuple[Operand, ...]:
         return tuple(
@@ -161,7 +169,7 @@ class _Abstraction:
         name = f"out{number}"
         value = self._value(name, _num_bytes(self.body.specs[output.index]))
         self.ops.append(CellOp(f"write {name}", (ref.run,), (value,)))
-        self.op_names.append(f"{name} = {output}")
+        self.op_names.append(f"{name} = {self._text(output)}")
         return value
 
 

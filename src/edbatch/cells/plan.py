@@ -43,7 +43,7 @@ class CellPlan:
 
     def _lines(self) -> Iterator[str]:
         yield f"{self.name}: {self.num_ops} ops in {self.num_batches} batches"
-        yield "\nops of one example (views are none):"
+        yield "\nops of one example; (a b) reads a and b as one, shared values are the same for all rows:"
         yield from (f"  {text}" for text in self.cell.op_names)
         yield "\nbatches, and how each reads its operands and writes its results (bytes are of one row):"
         for number, members in enumerate(self.planned.batches):
