@@ -32,6 +32,7 @@ def test_help_shows_examples():
     for command in (
         ["demo"],
         ["learn"],
+        ["cells"],
         ["policy", "show"],
         ["bench", "tree-lstm"],
         ["bench", "recording"],
@@ -80,6 +81,9 @@ def test_module_and_version():
             1,
             "error: attention-nmt is not written in DyNet; choose one of tree-lstm, ",
         ),
+        (["cells", "--batch-sizes", "1,many"], 1, "error: '1,many' is no list of batch sizes; give numbers"),
+        (["cells", "--batch-sizes", "0"], 1, "error: batch sizes must be 1 or more"),
+        (["cells", "--json", "/missing/a.json"], 1, "error: cannot write /missing/a.json"),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Hashable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -18,6 +18,9 @@ from edbatch.planning import policies
 from edbatch.planning.schedule import Policy
 from edbatch.runtime.forward import Compiling
 from edbatch.stats import Stats
+
+if TYPE_CHECKING:
+    from edbatch.cells.plan import CellPlan
 
 
 class Batched(nn.Module):
@@ -95,6 +98,27 @@ class Batched(nn.Module):
             )
         known = self.pipeline.known
         return explain(self.stats, self.policy) + (f"\n\n  {known.report}" if known is not None else "")
+
+    @property
+    def cell_plans(self) -> dict[str, CellPlan]:
+        """How the cells of the last call are batched and laid out inside, by the names that `explain` uses.
+
+        `print(plan)` shows body, batches, memory, copies and code. What ran one by one has no plan.
+
+        >>> import torch, edbatch
+        >>> batched = edbatch.batch(torch.nn.GRUCell(2, 2))
+        >>> _ = batched(torch.ones(3, 2))
+        >>> batched.cell_plans
+        {'GRUCell(f32[2])': CellPlan(GRUCell: 11 ops, 9 batches, 0 → 0 → 0 copies)}
+        """
+        from edbatch.cells.compiled import CompiledCell
+
+        if self.stats is None:
+            raise BatchError(
+                "there are no plans yet; call the batched function first (under EDBATCH_EAGER there are none)"
+            )
+        kernels = self.pipeline.kernel_of.items()
+        return {name: kernel.plan for name, kernel in kernels if isinstance(kernel, CompiledCell)}
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)

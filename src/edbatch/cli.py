@@ -82,6 +82,7 @@ def edbatch(
     * `edbatch workloads` lists models with their data; `edbatch run lattice-lstm` runs one
     * `edbatch train tree-lstm --output trees` trains one; Ctrl-C saves, `--resume` goes on
     * `edbatch learn lattice-lstm` learns a policy from word lattices, draws it and compares it with others
+    * `edbatch cells` shows what is batched and copied inside LSTM, GRU and tree cells
     * `edbatch bench tree-lstm --mode train` compares with plain and hand-batched PyTorch
     * `edbatch bench recording --json recording.json` writes what it measured
     """
@@ -239,6 +240,28 @@ def train(
         leave(ranks, error.exit_code)
         raise
     leave(ranks, 0)
+
+
+@app.command()
+def cells(
+    hidden: Hidden = 128,
+    batch_sizes: Annotated[str, typer.Option(help="Rows in a batch, several with commas between.")] = "1,8,64,256",
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds in which a cell runs at every batch size.")] = 30,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: torch's own choice.")] = None,
+    json: Json = None,
+) -> None:
+    """Look inside the seven cells of the paper: ops, batches, copies without and with planning, latency.
+
+    For a cell of your own, call the batched model and `print(*batched.cell_plans.values())`.
+
+    Example: `edbatch cells --hidden 256 --batch-sizes 1,64`
+    """
+    with _clear_errors():
+        from edbatch.bench import cells as benchmark
+
+        settings = benchmark.Settings(hidden, benchmark.parse_batch_sizes(batch_sizes), repeats, threads)
+        settings.check()
+        _measure(benchmark, json, lambda: benchmark.run(settings))
 
 
 @policy.command("show")

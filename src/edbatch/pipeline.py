@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
 from edbatch.frontend.interception import Shortcuts, recording
 from edbatch.frontend.kernels import KernelCache
@@ -62,6 +63,7 @@ class Pipeline:
         self.pool = Pool()
         self.compiling = compiling
         self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
+        self.kernel_of: dict[str, Kernel] = {}  # of each type of the last call, by its name
 
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
@@ -69,6 +71,7 @@ class Pipeline:
         watch = Stopwatch()
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+        self.kernel_of = {node_type.name: node_type.kernel for node_type in recorded.node_types}
         with watch("schedule"):
             order = schedule(recorded.graph, policy)
         with watch("plan"):

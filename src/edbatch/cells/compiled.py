@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,7 @@ from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.cells.fused_cell import FusedCell
+    from edbatch.cells.plan import CellPlan
 
 Mask = tuple[bool, ...]
 
@@ -144,6 +146,13 @@ class CompiledCell:
     @property
     def source(self) -> str:
         return "\n".join(program.source for program in self.programs)
+
+    @cached_property
+    def plan(self) -> CellPlan:
+        """What of the body is batched, where its values lie and what is copied: `print(cell.plan)`."""
+        from edbatch.cells.plan import plan_of  # for people: a cell runs without it
+
+        return plan_of(self.body, name=self.name, source=self.source)
 
 
 def compile_cell(

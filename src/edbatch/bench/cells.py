@@ -1,0 +1,161 @@
+"""`edbatch cells`: how the cells of the paper are batched and laid out inside, and how long each takes.
+
+Ops, batches and copies are counted; timed is the compiled cell on random rows, as the runtime calls it for a batch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from rich.box import SIMPLE
+from rich.table import Table
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from edbatch.bench import measure
+from edbatch.bench.cells_of_paper import CELLS
+from edbatch.bench.measure import BenchError
+from edbatch.cells.compiled import CompiledCell, compile_cell
+from edbatch.planning.cell_layout import CellLayout
+from edbatch.spec import Spec
+
+LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
+BURST_SECONDS = 1e-3  # quick calls are timed several at a time
+MAX_BURST = 50
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to measure."""
+
+    hidden: int = 128
+    batch_sizes: tuple[int, ...] = (1, 8, 64, 256)
+    repeats: int = 30
+    threads: int | None = None
+
+    def check(self) -> None:
+        if not self.batch_sizes or min(self.batch_sizes) < 1:
+            raise BenchError("batch sizes must be 1 or more; give some, e.g. --batch-sizes 1,64")
+
+    def hidden_of(self, name: str) -> int:
+        """MV has half of it, because it computes with matrices of that size."""
+        return max(1, self.hidden // 2) if name == "MV" else self.hidden
+
+
+def parse_batch_sizes(text: str) -> tuple[int, ...]:
+    """
+    >>> parse_batch_sizes("1,64")
+    (1, 64)
+    """
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise BenchError(f"{text!r} is no list of batch sizes; give numbers with commas between, e.g. 1,64") from None
+
+
+def run(settings: Settings) -> dict[str, Any]:
+    """Plans and measures, and returns all there is to say, ready for JSON."""
+    steps = len(CELLS) * (1 + settings.repeats)
+    with measure.num_threads(settings.threads), measure.progress("compiling and measuring", steps) as advance:
+        found = {name: _measure(name, settings, advance) for name in CELLS}
+        return {"settings": asdict(settings), "machine": measure.machine_facts(), "cells": found}
+
+
+def compiled(name: str, module: nn.Module, hidden: int) -> CompiledCell:
+    """A cell of the paper, compiled."""
+    specs = [Spec(shape, torch.float32, torch.device("cpu")) for shape in CELLS[name].shapes(hidden)]
+    return compile_cell(module, specs, name=name)
+
+
+def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> dict[str, Any]:
+    hidden = settings.hidden_of(name)
+    module = CELLS[name].make(hidden)
+    cell = compiled(name, module, hidden)
+    check(cell, module)
+    calls = {str(size): partial(_call, *_arguments(cell, size)) for size in settings.batch_sizes}
+    bursts = {size: _burst(call) for size, call in calls.items()}
+    contenders: dict[str, Callable[[], object]] = {s: partial(_repeat, calls[s], bursts[s]) for s in calls}
+    advance()
+    with torch.inference_mode():
+        rounds = measure.interleave(contenders, settings.repeats, advance=advance)
+    return {
+        "hidden": hidden,
+        "num_ops": cell.plan.num_ops,
+        "num_batches": cell.plan.num_batches,
+        **{kind: _copies(getattr(cell.plan, kind)) for kind in LAYOUTS},
+        "microseconds": {size: rounds.spread(size).scaled(1e6 / bursts[size])._asdict() for size in calls},
+    }
+
+
+def check(cell: CompiledCell, module: nn.Module) -> None:
+    """Refuses a cell of which a batch differs from the module called on one row after the other."""
+    arguments = _arguments(cell, 3)
+    _call(*arguments)
+    _, _, rows, _, outs = arguments
+    for i in range(3):
+        alone = tree_leaves(module(*[row[i] for row in rows]))
+        if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, outs, strict=True)):
+            raise BenchError(f"nothing was timed, because {cell.name} on three rows differs from one by one")
+
+
+Arguments = tuple[CompiledCell, int, Sequence[Tensor], tuple[Tensor, ...], Sequence[Tensor]]
+
+
+def _arguments(cell: CompiledCell, size: int) -> Arguments:
+    rows = [spec.empty(size).normal_() for spec in cell.rows]
+    return cell, size, rows, cell.prologue(cell.bound), [spec.empty(size) for spec in cell.outputs]
+
+
+def _call(cell: CompiledCell, size: int, rows: Any, pro: Any, outs: Any) -> None:
+    cell.infer(size, rows, pro, outs)
+
+
+def _repeat(call: Callable[[], object], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def _burst(call: Callable[[], object]) -> int:
+    """How many calls take about BURST_SECONDS."""
+    call()
+    begin = time.perf_counter()
+    call()
+    return min(MAX_BURST, max(1, round(BURST_SECONDS / (time.perf_counter() - begin))))
+
+
+def _copies(layout: CellLayout) -> dict[str, int]:
+    return {"copies": layout.num_copies, "bytes": layout.bytes_copied}
+
+
+def tables(result: dict[str, Any]) -> list[Table]:
+    """The result for people."""
+    settings, machine = result["settings"], result["machine"]
+    title = f"Inside the cells of the paper: hidden size {settings['hidden']}, MV {settings['hidden'] // 2 or 1}"
+    caption = (
+        "copies: of operands and results of in-cell batches, and their bytes for one row\n"
+        "inputs are in tensors of their own; in the last column they are\n"
+        "gathered to where the plan wants them, by whoever reads them"
+    )
+    copies = [f"copies (bytes)\n{text}" for text in LAYOUTS.values()]
+    inside = _table(title, caption, ["cell", "ops", "batches", *copies])
+    machine_text = f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
+    caption = f"median (quartiles), inference; the code does not follow the plan yet; {machine_text}"
+    sizes = [f"{size} row{'s' * (size > 1)}" for size in settings["batch_sizes"]]
+    latency = _table("A call of the compiled cell, µs", caption, ["cell", *sizes])
+    for name, row in result["cells"].items():
+        counts = (f"{row[kind]['copies']} ({row[kind]['bytes']:,})" for kind in LAYOUTS)
+        inside.add_row(name, str(row["num_ops"]), str(row["num_batches"]), *counts)
+        latency.add_row(name, *map(measure.text, row["microseconds"].values()))
+    return [inside, latency]
+
+
+def _table(title: str, caption: str, heads: Sequence[str]) -> Table:
+    table = Table(title=title, caption=caption, box=SIMPLE, pad_edge=False)
+    for head in heads:
+        table.add_column(head, justify="left" if head == "cell" else "right")
+    return table
