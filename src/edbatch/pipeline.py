@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from edbatch.errors import BatchError
+from edbatch.frontend.hoisting import hoist
 from edbatch.frontend.interception import Shortcuts, recording
 from edbatch.frontend.kernels import KernelCache
 from edbatch.frontend.names import Names
@@ -90,7 +91,8 @@ class Pipeline:
                     error.add_note(_where(i, error) + _hint(len(examples), keywords))
                     raise
             results = Results.collect(outputs, recorder)
-            return recorder.finish(), results
+            recorded = recorder.finish()
+        return hoist(recorded, results)
 
     def _device(self) -> torch.device:
         """Where numbers that become tensors go: to the function's parameters."""

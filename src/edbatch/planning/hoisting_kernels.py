@@ -1,0 +1,123 @@
+"""The loops of `frontend/hoisting.py`, compiled by numba; imported at first use only."""
+# ruff: noqa: SIM109 (plain comparisons compile faster)
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
+
+import numpy as np
+from numba import njit
+
+from edbatch.planning.layout_kernels import DATA, LIST, MASK, OFFSETS, SUM
+
+
+@njit(cache=True)
+def recurrent_slots(types, args, slot_starts, slot_kinds):
+    """For every slot: is it read from a type that in turn reads, over however many others, from the slot's own type?"""
+    num_types = len(slot_starts) - 1
+    reads = np.zeros((len(slot_kinds), num_types), np.bool_)  # slot, type of a producer
+    at = 0
+    for n in range(len(types)):
+        for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
+            kind, count = slot_kinds[s], 1
+            if kind == OFFSETS:
+                continue
+            if kind == LIST or kind == SUM:
+                count, at = args[at], at + 1
+            if kind != DATA:
+                for k in range(at, at + count):
+                    if args[k] >= 0:
+                        reads[s, types[args[k] & MASK]] = True
+            at += count
+    inputs = np.zeros((num_types, num_types), np.bool_)
+    for t in range(num_types):
+        for s in range(slot_starts[t], slot_starts[t + 1]):
+            inputs[t] |= reads[s]
+    component = components(inputs)
+    found = np.zeros(len(slot_kinds), np.bool_)
+    for t in range(num_types):
+        for s in range(slot_starts[t], slot_starts[t + 1]):
+            for p in range(num_types):
+                found[s] |= reads[s, p] and component[p] == component[t]
+    return found
+
+
+@njit(cache=True)
+def components(inputs):
+    """The strongly connected component of each vertex, by Kosaraju: `inputs[a, b]` says that a reads from b."""
+    n = len(inputs)
+    order, num_left = np.empty(n, np.int64), 0  # vertices in the order in which a walk along inputs leaves them
+    component = np.full(n, -1, np.int64)
+    stack, following = np.empty(n, np.int64), np.zeros(n, np.int64)
+    for root in range(n):
+        if component[root] != -1:
+            continue
+        component[root], stack[0], depth = -2, root, 1
+        while depth:
+            v = stack[depth - 1]
+            while following[v] < n and not (inputs[v, following[v]] and component[following[v]] == -1):
+                following[v] += 1
+            if following[v] == n:
+                order[num_left], num_left, depth = v, num_left + 1, depth - 1
+            else:
+                w = following[v]
+                component[w], stack[depth], depth = -2, w, depth + 1
+    for k in range(n - 1, -1, -1):  # backwards along inputs, from the vertices left last
+        root = order[k]
+        if component[root] != -2:
+            continue
+        component[root], stack[0], depth = root, root, 1
+        while depth:
+            depth -= 1
+            v = stack[depth]
+            for w in range(n):
+                if inputs[w, v] and component[w] == -2:
+                    component[w], stack[depth], depth = root, w, depth + 1
+    return component
+
+
+@njit(cache=True)
+def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, in_ahead, in_main, num_results):
+    """Every node of a type with an ahead type as two nodes, the one ahead first; all types and references as they are
+    numbered then.
+
+    Args:
+        ahead_types, main_types: for every type the ones that take its place; -1 when it stays whole.
+        in_ahead, in_main: for every slot, which of the two reads it. num_results: how many results of the node ahead
+        the other one reads, after its own slots.
+
+    Returns:
+        The types and args of all nodes, and for every old node the new one that has its results.
+    """
+    num_nodes, num_args = len(types), 2 * len(args)
+    for n in range(len(types)):
+        if ahead_types[types[n]] >= 0:
+            num_nodes += 1
+            num_args += num_results[types[n]]
+    split_types, split_args = np.empty(num_nodes, np.int64), np.empty(num_args, np.int64)
+    node_of = np.empty(len(types), np.int64)
+    at, node, out = 0, 0, 0
+    for n in range(len(types)):
+        t = types[n]
+        begin, ahead = at, ahead_types[t] >= 0
+        for part in range(0 if ahead else 1, 2):
+            at = begin
+            for s in range(slot_starts[t], slot_starts[t + 1]):
+                kind, count = slot_kinds[s], 1
+                if kind == OFFSETS:
+                    continue
+                is_read = in_ahead[s] if part == 0 else in_main[s]
+                if kind == LIST or kind == SUM:
+                    count, at = args[at], at + 1
+                    if is_read:
+                        split_args[out], out = count, out + 1
+                if is_read:
+                    for k in range(at, at + count):
+                        ref = args[k]
+                        split_args[out] = ref if kind == DATA or ref < 0 else ref - (ref & MASK) + node_of[ref & MASK]
+                        out += 1
+                at += count
+            if part == 1 and ahead:
+                for k in range(num_results[t]):
+                    split_args[out], out = node - 1 + (k << 32), out + 1
+            split_types[node] = ahead_types[t] if part == 0 else main_types[t]
+            node_of[n] = node
+            node += 1
+    return split_types, split_args[:out], node_of
