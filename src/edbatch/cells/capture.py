@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,7 +114,7 @@ class _Trace:
             self.shared += [self.input("shared", spec, requires_grad=grad and spec.is_float) for spec in shared]
             given = [x.clone() if x.requires_grad else x for x in leaves]  # a leaf could not be written in place at all
             explicit = list(self.shared)
-            with unassigned(function, self.is_ours), self.cutting or nullcontext(), self.lend, lending_apply(self.stand_in):
+            with unassigned(function, self.is_ours), self._lending():
                 result = function(*given, *explicit)
             flat, tree = pytree.tree_flatten(result)
             outs = [self.stand_in(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
@@ -127,6 +127,15 @@ class _Trace:
         constants = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in flat)
         seen = frozenset(self.cutting.seen if self.cutting is not None else ())
         return Captured(body, tuple(self.bound.values()), constants, tree, sparse, seen, ahead)
+
+    @contextmanager
+    def _lending(self) -> Iterator[None]:
+        if self.cutting is None:
+            with self.lend, lending_apply(self.stand_in):
+                yield
+        else:
+            with self.cutting, self.lend, lending_apply(self.stand_in, self.cutting.applied):
+                yield
 
     def _body(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], retain: bool = False) -> Body:
         """The body that computes `outs`, and from their gradients those of `leaves` (the first rows) and of shared

@@ -26,11 +26,25 @@ class Cutting(TorchFunctionMode):
     def __init__(self, numbers: Collection[int], recorder: Recorder, leaf: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__()
         self.numbers, self.recorder, self.leaf = numbers, recorder, leaf
+        self._depth = 0  # of custom autograd functions
         self.seen: set[int] = set()
         self.off: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
+        return self._results(func(*args, **(kwargs or {})))
+
+    def applied(self, call: Callable[[], Any]) -> Any:
+        """The result of a custom autograd function; what its forward calls is its own and stays uncut."""
+        self._depth += 1
+        try:
+            result = call()
+        finally:
+            self._depth -= 1
+        return self._results(result)
+
+    def _results(self, result: Any) -> Any:
+        if self._depth:
+            return result
         if isinstance(result, torch.Tensor):
             return self._cut(result)
         if type(result) in (tuple, list):

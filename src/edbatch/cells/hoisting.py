@@ -11,9 +11,8 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import torch
 import torch.utils._pytree as pytree
@@ -69,15 +68,7 @@ def find_cuts(body: Body, seen: Collection[int], recurrent: Sequence[bool]) -> l
     """
     levels = _Levels(body, recurrent)
     can_cut = {body.num_inputs + number for number in seen}
-    waiting, cuts = list(levels.boundary()), dict[int, None]()
-    while waiting:
-        value = waiting.pop(0)
-        behind = levels.behind(value)
-        if value in can_cut and (_is_product(body, value) or levels.size(value) <= sum(map(levels.size, behind))):
-            cuts[value] = None
-        else:
-            waiting += behind
-    found = _first(body, _whole(levels, can_cut, list(cuts)))
+    found = _first(body, _fewest(levels, can_cut, _smallest(levels, can_cut)))
     arguments = [*body.rows, *(body.spec(v) for v in body.outputs)]
     if sum(map(levels.size, found)) > MAX_WIDTH * max(math.prod(spec.shape) for spec in arguments):
         return []  # e.g. a matrix for every node: all of them together would take more memory than the rest
@@ -99,22 +90,20 @@ class _Levels:
             product = _is_product(body, body.num_inputs + i) or any(self.has_product[v] for v in operands)
             self.has_product.append(ahead and product)
 
-    @cached_property
-    def _live(self) -> set[int]:
-        return live_values(self.body, self.body.outputs)
+    @property
+    def ahead(self) -> Iterator[int]:
+        """The values with a product behind them, in order."""
+        return (i for i, found in enumerate(self.has_product) if found)
 
     def boundary(self) -> Iterator[int]:
-        """The values with a product behind them that recurrent ops read or that are results."""
-        for value in self.body.outputs:
-            if self.has_product[value.index]:
-                yield value.index
-        for index in sorted(self._live):
-            op = self.body.op(index)
-            if op is not None and self.is_recurrent[index]:
-                yield from dict.fromkeys(v.index for v in op.operands if self.has_product[v.index])
+        """Those that recurrent ops read or that are results."""
+        live = sorted(live_values(self.body, self.body.outputs))
+        ops = [op for i in live if self.is_recurrent[i] and (op := self.body.op(i)) is not None]
+        read = [v.index for v in (*self.body.outputs, *(v for op in ops for v in op.operands))]
+        return (i for i in read if self.has_product[i])
 
     def behind(self, value: int) -> list[int]:
-        """The values with a product behind them that a value is computed from."""
+        """Those that a value is computed from."""
         op = self.body.op(value)
         return [] if op is None else list({v.index: None for v in op.operands if self.has_product[v.index]})
 
@@ -124,19 +113,41 @@ class _Levels:
         return sum(math.prod(part.shape) for part in parts if isinstance(part, Spec))
 
 
-def _whole(levels: _Levels, can_cut: Collection[int], cuts: list[int]) -> list[int]:
-    """The cuts, where those that are views of one value give way to it if it is no larger than they are together."""
-    sources: dict[int, list[int]] = {}
-    for cut in cuts:
-        source = at = cut
-        while _is_view(levels.body, at) and (behind := levels.behind(at)):
-            at = behind[0]
-            source = at if at in can_cut else source
-        sources.setdefault(source, []).append(cut)
-    found: dict[int, None] = {}
-    for source, views in sources.items():
-        is_no_larger = levels.size(source) <= sum(map(levels.size, views))
-        found.update(dict.fromkeys([source] if is_no_larger else views))
+def _smallest(levels: _Levels, can_cut: Collection[int]) -> list[int]:
+    """Cuts between the products and the recurrence where the values are smallest, e.g. before a broadcast; of values
+    of one size the last."""
+    cost: dict[int, float] = {}
+    is_cut: dict[int, bool] = {}
+    for value in levels.ahead:
+        here = levels.size(value) if value in can_cut else math.inf
+        before = math.inf if _is_product(levels.body, value) else sum(cost[b] for b in levels.behind(value))
+        cost[value], is_cut[value] = min(here, before), here <= before and value in can_cut
+    return _search(levels, levels.boundary(), is_cut.__getitem__)
+
+
+def _fewest(levels: _Levels, can_cut: Collection[int], cuts: list[int]) -> list[int]:
+    """Cuts right after the products instead, where these are fewer and no larger: one operand instead of its pieces."""
+    views: dict[int, int] = {}  # a view of a product -> the earliest one that can be cut at
+    for value in levels.ahead:
+        behind = levels.behind(value)
+        if _is_product(levels.body, value) or (_is_view(levels.body, value) and behind[0] in views):
+            views[value] = value if _is_product(levels.body, value) else views[behind[0]]
+            views[value] = views[value] if views[value] in can_cut else value
+    products = _search(levels, cuts, lambda value: views.get(value) in can_cut)
+    products = list(dict.fromkeys(views[value] for value in products))
+    is_better = len(products) < len(cuts) and sum(map(levels.size, products)) <= sum(map(levels.size, cuts))
+    return products if is_better else cuts
+
+
+def _search(levels: _Levels, start: Iterable[int], is_found: Callable[[int], bool]) -> list[int]:
+    """The first values found on all ways back from the ones to start with; ways that find none are left out."""
+    waiting, found = list(dict.fromkeys(start)), dict[int, None]()
+    while waiting:
+        value = waiting.pop(0)
+        if is_found(value):
+            found[value] = None
+        else:
+            waiting += levels.behind(value)
     return list(found)
 
 
