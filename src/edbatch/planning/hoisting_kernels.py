@@ -75,8 +75,8 @@ def components(inputs):
 
 @njit(cache=True)
 def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, in_ahead, in_main, num_results):
-    """Every node of a type with an ahead type as two nodes, the one ahead first; all types and references as they are
-    numbered then.
+    """Every node of a type with an ahead type as two nodes, the one ahead first, unless an equal one is there already;
+    all types and references as they are numbered then.
 
     Args:
         ahead_types, main_types: for every type the ones that take its place; -1 when it stays whole.
@@ -86,19 +86,24 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
     Returns:
         The types and args of all nodes, and for every old node the new one that has its results.
     """
-    num_nodes, num_args = len(types), 2 * len(args)
+    num_split, num_args = 0, 2 * len(args)
     for n in range(len(types)):
         if ahead_types[types[n]] >= 0:
-            num_nodes += 1
+            num_split += 1
             num_args += num_results[types[n]]
-    split_types, split_args = np.empty(num_nodes, np.int64), np.empty(num_args, np.int64)
+    room = 4
+    while room < 2 * num_split:
+        room *= 2
+    known = np.full((room, 2), -1, np.int64)  # a hash table of nodes ahead: the node and where its args begin
+    split_types, split_args = np.empty(len(types) + num_split, np.int64), np.empty(num_args, np.int64)
     node_of = np.empty(len(types), np.int64)
     at, node, out = 0, 0, 0
     for n in range(len(types)):
         t = types[n]
-        begin, ahead = at, ahead_types[t] >= 0
-        for part in range(0 if ahead else 1, 2):
-            at = begin
+        first = 0 if ahead_types[t] >= 0 else 1
+        before, begin, ahead = at, out, -1
+        for part in range(first, 2):
+            at = before
             for s in range(slot_starts[t], slot_starts[t + 1]):
                 kind, count = slot_kinds[s], 1
                 if kind == OFFSETS:
@@ -114,10 +119,36 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
                         split_args[out] = ref if kind == DATA or ref < 0 else ref - (ref & MASK) + node_of[ref & MASK]
                         out += 1
                 at += count
-            if part == 1 and ahead:
+            if part == 0:
+                place = find(known, split_types, split_args, ahead_types[t], begin, out)
+                ahead = known[place, 0]
+                if ahead >= 0:
+                    out = begin
+                    continue
+                ahead = node
+                known[place, 0], known[place, 1] = node, begin
+            elif first == 0:
                 for k in range(num_results[t]):
-                    split_args[out], out = node - 1 + (k << 32), out + 1
+                    split_args[out], out = ahead + (k << 32), out + 1
             split_types[node] = ahead_types[t] if part == 0 else main_types[t]
             node_of[n] = node
             node += 1
-    return split_types, split_args[:out], node_of
+    return split_types[:node], split_args[:out], node_of
+
+
+@njit(cache=True)
+def find(known, types, args, wanted, begin, end):
+    """The place in a hash table of a node of a type with the args from `begin` to `end`: empty if there is none."""
+    code = wanted
+    for k in range(begin, end):
+        code = (code * 1000003) ^ args[k] ^ (args[k] >> 32)
+    place = (code ^ (code >> 29)) & (len(known) - 1)
+    while known[place, 0] >= 0:
+        if types[known[place, 0]] == wanted:
+            is_same, other = True, known[place, 1]
+            for k in range(end - begin):
+                is_same &= args[other + k] == args[begin + k]  # nodes of a type whose first args agree have as many
+            if is_same:
+                break
+        place = (place + 1) & (len(known) - 1)
+    return place
