@@ -1,6 +1,7 @@
-"""The whole flow on one screen: examples → Recording → Schedule → Plan → tensors.
+"""The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → tensors.
 
     record     frontend/   every cell call and torch function on lazy values becomes a node
+    rewrite    frontend/   sums are absorbed by the nodes that read them
     schedule   planning/   a policy decides which nodes run together, and when
     plan       planning/   where values lie in memory, which rows each batch reads
     run        runtime/    batch after batch; backward in reverse
@@ -28,6 +29,7 @@ from edbatch.frontend.paths import Paths
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
+from edbatch.frontend.rewrite import rewrite
 from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
@@ -57,6 +59,8 @@ class Pipeline:
         watch = Stopwatch()
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+        with watch("rewrite"):
+            recorded, results = rewrite(recorded, results)
         with watch("schedule"):
             order = schedule(recorded.graph, policy)
         with watch("plan"):

@@ -16,13 +16,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edbatch.planning.frontier import inner, kernel
 from edbatch.planning.graph import Graph, Ints
 from edbatch.planning.schedule import Schedule
 
+Bools = NDArray[np.bool_]
 
-def order_batches(graph: Graph, schedule: Schedule, fixed: Ints) -> Schedule:
+
+def order_batches(graph: Graph, schedule: Schedule, fixed: Bools) -> Schedule:
     """The schedule with the nodes of every batch in the order in which later batches read their values.
 
     Args:
@@ -41,7 +44,7 @@ def order_batches(graph: Graph, schedule: Schedule, fixed: Ints) -> Schedule:
 
 @kernel
 def reading_order(
-    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, fixed: Ints
+    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, fixed: Bools
 ) -> Ints:
     """`order` with every batch sorted by when its nodes are read: first what the favourite reads, then by first reads.
 
@@ -73,9 +76,7 @@ def reading_order(
 
 
 @inner
-def note_read(
-    read: Ints, node: int, number: int, num_reads: int, types: Ints, favourite: Ints, reader: int
-) -> None:
+def note_read(read: Ints, node: int, number: int, num_reads: int, types: Ints, favourite: Ints, reader: int) -> None:
     """The reads of favourites have the numbers below `num_reads`, the others so much more."""
     if favourite[types[node]] == reader:
         read[node] = number

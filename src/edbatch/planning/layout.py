@@ -70,12 +70,12 @@ class SlotTable:
 class Layout:
     """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
 
-    index: every row to read, slot by slot, for each slot batch by batch in launch order; after the rows that a batch sums
-    or averages, where those of each node begin among them.
+    index: every row to read, slot by slot, for each slot batch by batch in launch order; after the rows that a batch
+    sums or averages, where those of each node begin among them.
     slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first
-    row when they are consecutive and one for each value to read (a view), else -1 (a gather). node_begin, row_begin: the first node and the first
-    row of each batch among those of its type. base: the first arena row of each output of each type; arena_rows: how
-    many rows each arena has.
+    row when they are consecutive and none are to be added up (a view), else -1 (a gather). node_begin, row_begin: the
+    first node and the first row of each batch among those of its type. base: the first arena row of each output of
+    each type; arena_rows: how many rows each arena has.
     """
 
     index: Ints
