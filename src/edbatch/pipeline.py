@@ -1,6 +1,7 @@
-"""The whole flow on one screen: examples → Recording → Schedule → Plan → tensors.
+"""The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → tensors.
 
     record     frontend/   every cell call and torch function on lazy values becomes a node
+    rewrite    frontend/   sums are absorbed by the nodes that read them; what need not wait for a recurrence runs ahead
     schedule   planning/   a policy decides which nodes run together, and when
     plan       planning/   where values lie in memory, which rows each batch reads
     run        runtime/    batch after batch; backward in reverse
@@ -21,7 +22,6 @@ import torch
 from torch import Tensor, nn
 
 from edbatch.errors import BatchError
-from edbatch.frontend.hoisting import hoist
 from edbatch.frontend.interception import Shortcuts, recording
 from edbatch.frontend.kernels import KernelCache
 from edbatch.frontend.names import Names
@@ -29,6 +29,7 @@ from edbatch.frontend.paths import Paths
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
+from edbatch.frontend.rewrite import rewrite
 from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
@@ -58,6 +59,8 @@ class Pipeline:
         watch = Stopwatch()
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+        with watch("rewrite"):
+            recorded, results = rewrite(recorded, results)
         with watch("schedule"):
             order = schedule(recorded.graph, policy)
         with watch("plan"):
@@ -91,8 +94,7 @@ class Pipeline:
                     error.add_note(_where(i, error) + _hint(len(examples), keywords))
                     raise
             results = Results.collect(outputs, recorder)
-            recorded = recorder.finish()
-        return hoist(recorded, results)
+            return recorder.finish(), results
 
     def _device(self) -> torch.device:
         """Where numbers that become tensors go: to the function's parameters."""

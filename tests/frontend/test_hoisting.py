@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 import edbatch
+from edbatch.frontend.rewrite import rewrite
 
 WORDS, DIM = 11, 4
 
@@ -71,7 +72,7 @@ def test_equal_nodes_ahead_are_one():
 
 
 def test_types_by_first_appearance_and_topological_order():
-    recording = edbatch.batch(Chain()).pipeline.record((CHAINS,), {})[0]
+    recording, _ = rewrite(*edbatch.batch(Chain()).pipeline.record((CHAINS,), {}))
     recording.graph.check()
     names = [t.name for t in recording.node_types]
     assert names[:2] == ["step(int, f64[4]) ahead", "step(int, f64[4])"]

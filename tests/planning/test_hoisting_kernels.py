@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from edbatch.planning import hoisting_kernels as kernels
 from edbatch.planning.layout import REF, Slot
 
-COUNTED = (Slot.LIST, Slot.SUM)
+COUNTED = (Slot.LIST, Slot.SUM, Slot.MEAN)
 
 
 @st.composite

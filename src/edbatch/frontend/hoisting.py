@@ -1,6 +1,6 @@
 """Hoisting: every node of a recurrent cell whose cell can be parted becomes two, one of which need not wait.
 
-In: a recording and its results. Out: the same computation, in which what a cell computes from operands that are not
+In: a recording. Out: the same computation, in which what a cell computes from operands that are not
 recurrent (the input products of an LSTM) is a node of a type of its own, just before the node that remains: all of
 them are ready before the recurrence starts and run as one large batch. An operand is recurrent when its producer's
 type depends in turn on the type that reads it, in this mini-batch.
@@ -15,27 +15,27 @@ import numpy as np
 import torch
 
 from edbatch.frontend.recording import NodeType, Recording
-from edbatch.frontend.results import Results
-from edbatch.planning.layout import Slot, unpack
+from edbatch.planning.layout import Ints, Slot
 
 if TYPE_CHECKING:
     from edbatch.cells.compiled import Hoisted, Part
 
-SLOTS = {Slot.ONE, Slot.SUM, Slot.DATA}  # of cells whose nodes compute one row each
+SLOTS = {Slot.ONE, Slot.SUM, Slot.MEAN, Slot.DATA}  # of cells whose nodes compute one row each
 
 
-def hoist(recording: Recording, results: Results) -> tuple[Recording, Results]:
-    """The recording with cells split where that pays, and the results with the references it has then."""
+def hoist(recording: Recording) -> tuple[Recording, Ints | None]:
+    """The recording with cells split where that pays, and the node that now has the results of each node; None when
+    nothing was done."""
     from edbatch.planning import hoisting_kernels as kernels
 
     table, types = recording.table, recording.node_types
     recurrent = kernels.recurrent_slots(recording.types, recording.args, table.starts, table.kinds)
     if not recurrent.any():
-        return recording, results
+        return recording, None
     masks = [tuple(recurrent[a:b].tolist()) for a, b in zip(table.starts, table.starts[1:], strict=False)]
     parts = [_hoisted(node_type, mask) for node_type, mask in zip(types, masks, strict=True)]
     if not any(parts):
-        return recording, results
+        return recording, None
     node_types: list[NodeType] = []
     ahead, main, num_results = (np.full(len(types), -1, np.int64) for _ in range(3))
     in_ahead, in_main = np.zeros(len(table.kinds), np.bool_), np.ones(len(table.kinds), np.bool_)
@@ -56,8 +56,7 @@ def hoist(recording: Recording, results: Results) -> tuple[Recording, Results]:
         split_types, args, tuple(node_types), recording.outside, recording.outside_specs,
         np.concatenate(([0], node_of + 1))[recording.starts],
     )  # fmt: skip
-    groups = [replace(group, refs=_renumbered(group.refs, node_of)) for group in results.groups]
-    return split, replace(results, groups=groups)
+    return split, node_of
 
 
 def _hoisted(node_type: NodeType, recurrent: tuple[bool, ...]) -> Hoisted | None:
@@ -84,11 +83,3 @@ def _main(whole: NodeType, both: Hoisted) -> NodeType:
 
 def _shared(whole: NodeType, part: Part) -> tuple[torch.Tensor, ...]:
     return (*(whole.shared[i] for i in part.shared), *part.kernel.bound)
-
-
-def _renumbered(refs: np.ndarray, node_of: np.ndarray) -> np.ndarray:
-    inside = refs >= 0
-    nodes, _ = unpack(refs[inside])
-    renumbered = refs.copy()
-    renumbered[inside] += node_of[nodes] - nodes
-    return renumbered

@@ -1,11 +1,10 @@
 """The loops of `frontend/hoisting.py`, compiled by numba; imported at first use only."""
-# ruff: noqa: SIM109 (plain comparisons compile faster)
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 from numba import njit
 
-from edbatch.planning.layout_kernels import DATA, LIST, MASK, OFFSETS, SUM
+from edbatch.planning.layout_kernels import DATA, LIST, MASK, MEAN, OFFSETS
 
 
 @njit(cache=True)
@@ -19,7 +18,7 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
             kind, count = slot_kinds[s], 1
             if kind == OFFSETS:
                 continue
-            if kind == LIST or kind == SUM:
+            if LIST <= kind <= MEAN:
                 count, at = args[at], at + 1
             if kind != DATA:
                 for k in range(at, at + count):
@@ -109,7 +108,7 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
                 if kind == OFFSETS:
                     continue
                 is_read = in_ahead[s] if part == 0 else in_main[s]
-                if kind == LIST or kind == SUM:
+                if LIST <= kind <= MEAN:
                     count, at = args[at], at + 1
                     if is_read:
                         split_args[out], out = count, out + 1
