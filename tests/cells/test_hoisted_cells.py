@@ -261,6 +261,20 @@ def test_no_cut_behind_a_broadcast():
     assert len(main.rows) == 2
 
 
+def test_many_ways_back():
+    """As many as there are subsets of 40 steps; each value is looked at once."""
+    module = Weights()
+
+    def body(x, h):
+        wide = module.w(x).unsqueeze(0).expand(4, 4)
+        for _ in range(40):
+            wide = wide + wide.sin()
+        return (wide * h).sum(0)
+
+    ahead, _ = assert_parts_equal(body, vectors(2), (False, True))
+    assert [spec.shape for spec in ahead.outputs] == [(1, 4)]
+
+
 @pytest.mark.parametrize(
     "body",
     [

@@ -70,7 +70,7 @@ def find_cuts(body: Body, seen: Collection[int], recurrent: Sequence[bool]) -> l
     can_cut = {body.num_inputs + number for number in seen}
     found = _first(body, _fewest(levels, can_cut, _smallest(levels, can_cut)))
     arguments = [*body.rows, *(body.spec(v) for v in body.outputs)]
-    if sum(map(levels.size, found)) > MAX_WIDTH * max(math.prod(spec.shape) for spec in arguments):
+    if levels.total(found) > MAX_WIDTH * max(math.prod(spec.shape) for spec in arguments):
         return []  # e.g. a matrix for every node: all of them together would take more memory than the rest
     return [value - body.num_inputs for value in found]
 
@@ -112,17 +112,23 @@ class _Levels:
         parts = spec if isinstance(spec, tuple) else (spec,)
         return sum(math.prod(part.shape) for part in parts if isinstance(part, Spec))
 
+    def total(self, values: Iterable[int] | None) -> float:
+        return math.inf if values is None else sum(map(self.size, values))
+
 
 def _smallest(levels: _Levels, can_cut: Collection[int]) -> list[int]:
     """Cuts between the products and the recurrence where the values are smallest, e.g. before a broadcast; of values
     of one size the last."""
-    cost: dict[int, float] = {}
-    is_cut: dict[int, bool] = {}
+    best: dict[int, dict[int, None] | None] = {}  # the cuts that would give a value; None: a product cannot be cut off
     for value in levels.ahead:
-        here = levels.size(value) if value in can_cut else math.inf
-        before = math.inf if _is_product(levels.body, value) else sum(cost[b] for b in levels.behind(value))
-        cost[value], is_cut[value] = min(here, before), here <= before and value in can_cut
-    return _search(levels, levels.boundary(), is_cut.__getitem__)
+        parts = [best[b] for b in levels.behind(value)]
+        best[value] = (
+            None if _is_product(levels.body, value) or None in parts else {c: None for p in parts for c in p or ()}
+        )
+        if value in can_cut and levels.size(value) <= levels.total(best[value]):
+            best[value] = {value: None}
+    found = _search(levels, levels.boundary(), lambda value: best[value] is not None)
+    return list(dict.fromkeys(cut for value in found for cut in best[value] or ()))
 
 
 def _fewest(levels: _Levels, can_cut: Collection[int], cuts: list[int]) -> list[int]:
@@ -135,20 +141,22 @@ def _fewest(levels: _Levels, can_cut: Collection[int], cuts: list[int]) -> list[
             views[value] = views[value] if views[value] in can_cut else value
     products = _search(levels, cuts, lambda value: views.get(value) in can_cut)
     products = list(dict.fromkeys(views[value] for value in products))
-    is_better = len(products) < len(cuts) and sum(map(levels.size, products)) <= sum(map(levels.size, cuts))
+    is_better = len(products) < len(cuts) and levels.total(products) <= levels.total(cuts)
     return products if is_better else cuts
 
 
 def _search(levels: _Levels, start: Iterable[int], is_found: Callable[[int], bool]) -> list[int]:
     """The first values found on all ways back from the ones to start with; ways that find none are left out."""
-    waiting, found = list(dict.fromkeys(start)), dict[int, None]()
-    while waiting:
-        value = waiting.pop(0)
+    met = dict.fromkeys(start)
+    waiting, found = list(met), []
+    for value in waiting:
         if is_found(value):
-            found[value] = None
-        else:
-            waiting += levels.behind(value)
-    return list(found)
+            found.append(value)
+            continue
+        behind = [b for b in levels.behind(value) if b not in met]
+        met.update(dict.fromkeys(behind))
+        waiting += behind
+    return found
 
 
 def _first(body: Body, cuts: list[int]) -> list[int]:
