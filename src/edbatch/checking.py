@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 from edbatch.batched import Batched, batch
 from edbatch.errors import CheckError
+from edbatch.frontend.rewrite import rewrite
 from edbatch.planning.graph import Graph
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor
@@ -18,14 +19,14 @@ COARSE = 3e-2  # 16-bit floats
 
 
 def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
-    """Record a function on a mini-batch and return the graph; nothing is run.
+    """Record a function on a mini-batch and return the graph as policies see it, rewritten; nothing is run.
 
     >>> import torch, edbatch
     >>> edbatch.record(torch.nn.Tanh(), [torch.ones(3), torch.ones(3)]).num_nodes
     2
     """
     batched = fn if isinstance(fn, Batched) else batch(fn)
-    return batched.pipeline.record(columns, keywords)[0].graph
+    return rewrite(*batched.pipeline.record(columns, keywords))[0].graph
 
 
 def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:

@@ -1,6 +1,7 @@
-"""The whole flow on one screen: examples → Recording → Schedule → Plan → tensors.
+"""The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → tensors.
 
     record     frontend/   every cell call and torch function on lazy values becomes a node
+    rewrite    frontend/   sums are absorbed by the nodes that read them; what need not wait for a recurrence runs ahead
     schedule   planning/   a policy decides which nodes run together, and when
     plan       planning/   where values lie in memory, which rows each batch reads
     run        runtime/    batch after batch; backward in reverse
@@ -32,6 +33,7 @@ from edbatch.frontend.pieces import PieceRecorder, join
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
+from edbatch.frontend.rewrite import rewrite
 from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
@@ -71,6 +73,8 @@ class Pipeline:
         watch = Stopwatch()
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+        with watch("rewrite"):
+            recorded, results = rewrite(recorded, results)
         self.kernel_of = {node_type.name: node_type.kernel for node_type in recorded.node_types}
         with watch("schedule"):
             order = schedule(recorded.graph, policy)

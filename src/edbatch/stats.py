@@ -44,7 +44,7 @@ class TypeStats:
 class Stats:
     """The last call of a batched function.
 
-    seconds: by stage (record, schedule, plan, run, and backward once it has run).
+    seconds: by stage (record, rewrite, schedule, plan, run, and backward once it has run).
     views, gathers: operands of batches read in place, and copied. bytes_copied: by those gathers. peak_bytes: of all
     arenas. unseen_states: launches for which a learned policy knew nothing and followed its rule.
     """

@@ -41,12 +41,9 @@ def programs(draw):
     return steps, outputs
 
 
-@settings(max_examples=60)
-@given(programs(), st.integers(0, 1000))
-def test_random_bodies(program, seed):
+def function_of(program, draw):
+    """The function of two rows that a program describes; `draw`: how to draw its weights."""
     steps, outputs = program
-    generator = torch.Generator().manual_seed(seed)
-    draw = {"dtype": torch.float64, "generator": generator}
     w = nn.Parameter(torch.randn(SIZE, SIZE, **draw) * 0.5)
     b = nn.Parameter(torch.randn(SIZE, **draw))
 
@@ -57,5 +54,13 @@ def test_random_bodies(program, seed):
             values.append(kind[place](*first, *(values[i] for i in operands)))
         return [values[i] for i in outputs]
 
+    return body
+
+
+@settings(max_examples=60)
+@given(programs(), st.integers(0, 1000))
+def test_random_bodies(program, seed):
+    draw = {"dtype": torch.float64, "generator": torch.Generator().manual_seed(seed)}
+    body = function_of(program, draw)
     examples = [(torch.randn(SIZE, **draw), torch.randn(SIZE, **draw)) for _ in range(4)]
     assert_equal(body, examples, tolerance=1e-8)

@@ -24,12 +24,14 @@ class Case:
     """A model and its examples: `example(rng, size)` is one whose shape is random and grows with the size.
 
     num_types: how many node types a mini-batch has, however large and different its examples are.
+    num_ahead: how many of them run ahead of a recurrence.
     """
 
     name: str
     model: Callable[[], nn.Module]
     example: Callable[[random.Random, int], Any]
     num_types: int
+    num_ahead: int = 0
 
     def make(self) -> nn.Module:
         """The model in float64, every parameter random, so that no initial zero or identity hides a mistake."""
@@ -136,15 +138,15 @@ CASES = [
     Case("tree-lstm-2type", partial(models.TwoTypeTreeLSTM, **_of_words), tree, 5),
     Case("tree-gru", partial(models.TreeGRU, **_of_words), tree, 4),
     Case("mv-rnn", partial(models.MVRNN, **_of_words), tree, 4),
-    Case("bilstm-tagger", partial(models.BiLSTMTagger, words=WORDS, tags=CLASSES, dim=DIM), sentence, 7),
-    Case("bilstm-tagger-char", partial(models.BiLSTMCharTagger, **_of_lattice), spelled_sentence, 10),
-    Case("lstm-nmt", partial(models.LSTMTranslator, **_of_languages), pair, 4),
-    Case("attention-nmt", partial(models.AttentionTranslator, **_of_languages), pair, 9),
-    Case("lattice-lstm", partial(models.LatticeLSTM, **_of_lattice), lattice, 5),
-    Case("lattice-gru", partial(models.LatticeGRU, **_of_lattice), lattice, 5),
+    Case("bilstm-tagger", partial(models.BiLSTMTagger, words=WORDS, tags=CLASSES, dim=DIM), sentence, 11, 4),
+    Case("bilstm-tagger-char", partial(models.BiLSTMCharTagger, **_of_lattice), spelled_sentence, 16, 6),
+    Case("lstm-nmt", partial(models.LSTMTranslator, **_of_languages), pair, 6, 2),
+    Case("attention-nmt", partial(models.AttentionTranslator, **_of_languages), pair, 11, 2),
+    Case("lattice-lstm", partial(models.LatticeLSTM, **_of_lattice), lattice, 6, 2),
+    Case("lattice-gru", partial(models.LatticeGRU, **_of_lattice), lattice, 6, 2),
     Case("grid-tree", partial(models.GridTree, **_of_words), triangle, 3),
     *map(_grid_case, (1, 2, 3)),
-    Case("random-dag", partial(models.RandomDag, tokens=WORDS, tags=CLASSES, dim=DIM), dag, 5),
+    Case("random-dag", partial(models.RandomDag, tokens=WORDS, tags=CLASSES, dim=DIM), dag, 6, 2),
     Case("module-net", partial(models.ModuleNet, **_of_modules), question, MODULES + 2),
 ]
 CASE_OF = {case.name: case for case in CASES}

@@ -22,6 +22,8 @@ def test_types_do_not_grow_with_sizes(case: Case):
         names.append({node_type.name for node_type in batched.stats.types})
     assert names[0] == names[1]
     assert len(names[1]) == case.num_types
+    ahead = [node_type for node_type in batched.stats.types if node_type.name.endswith(" ahead")]
+    assert [node_type.num_batches for node_type in ahead] == [1] * case.num_ahead
 
 
 @every_model

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +30,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edbatch.cells.body import Body, Val
+from edbatch.cells.cutting import Cutting
 from edbatch.cells.lend import Lend, lending_apply, unassigned
 from edbatch.cells.record import InPlace, Recorder
 from edbatch.errors import CaptureError
@@ -49,12 +50,14 @@ class Captured:
     leaves: tuple[tuple[Any] | None, ...]
     tree: pytree.TreeSpec
     sparse: frozenset[int]  # shared inputs looked up with sparse=True
+    seen: frozenset[int] = frozenset()  # with cuts: the numbers of the ops whose results Python saw
+    ahead: Body | None = None  # with cuts: the body of what was cut off; its outputs are the last rows of `body`
 
 
 class _Trace:
     """One run of the function: owns the modes and knows which tensors are ours."""
 
-    def __init__(self, functional: bool) -> None:
+    def __init__(self, functional: bool, cuts: Collection[int] | None = None) -> None:
         self.fake = FakeTensorMode()
         self.recorder = Recorder()
         self.functional = functional
@@ -62,6 +65,11 @@ class _Trace:
         self.bound: dict[int, torch.Tensor] = {}
         self.shared: list[torch.Tensor] = []
         self.stand_ins: dict[int, torch.Tensor] = {}
+        self.cutting = None if cuts is None else Cutting(cuts, self.recorder, self._leaf)
+
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A row that stands for a value which is cut off."""
+        return self.input("row", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
 
     def input(self, kind: str, spec: Spec, stride: Any = None, requires_grad: bool = False) -> torch.Tensor:
         """A new leaf of the trace."""
@@ -106,17 +114,35 @@ class _Trace:
             self.shared += [self.input("shared", spec, requires_grad=grad and spec.is_float) for spec in shared]
             given = [x.clone() if x.requires_grad else x for x in leaves]  # a leaf could not be written in place at all
             explicit = list(self.shared)
-            with unassigned(function, self.is_ours), self.lend, lending_apply(self.stand_in):
+            with unassigned(function, self.is_ours), self._lending():
                 result = function(*given, *explicit)
             flat, tree = pytree.tree_flatten(result)
             outs = [self.stand_in(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
             self._check_mutation(given)
-            row_grads, shared_grads, tangent_of = self._gradients(leaves, outs)
-            body = self.recorder.body([self.value(t) for t in outs], row_grads, shared_grads, tangent_of)
+            off = list(self.cutting.off.values()) if self.cutting is not None else []
+            body = self._body([*leaves, *(leaf for _, leaf in off)], outs, retain=bool(off))
+            ahead = self._body(leaves, [value for value, _ in off]) if off else None
         places = {id(t): i for i, t in enumerate(self.shared)}
         sparse = frozenset(places[id(t)] for t in self.lend.sparse if id(t) in places)
         constants = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in flat)
-        return Captured(body, tuple(self.bound.values()), constants, tree, sparse)
+        seen = frozenset(self.cutting.seen if self.cutting is not None else ())
+        return Captured(body, tuple(self.bound.values()), constants, tree, sparse, seen, ahead)
+
+    @contextmanager
+    def _lending(self) -> Iterator[None]:
+        if self.cutting is None:
+            with self.lend, lending_apply(self.stand_in):
+                yield
+        else:
+            with self.cutting, self.lend, lending_apply(self.stand_in, self.cutting.applied):
+                yield
+
+    def _body(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], retain: bool = False) -> Body:
+        """The body that computes `outs`, and from their gradients those of `leaves` (the first rows) and of shared
+        inputs."""
+        row_grads, shared_grads, tangent_of = self._gradients(leaves, outs, retain)
+        row_grads += [None] * (len(self.recorder.inputs["row"]) - len(leaves))
+        return self.recorder.body([self.value(t) for t in outs], row_grads, shared_grads, tangent_of)
 
     def _check_mutation(self, given: Sequence[torch.Tensor]) -> None:
         if any(t._version for t in given):
@@ -124,7 +150,7 @@ class _Trace:
         if any(t._version for t in self.shared):
             raise CaptureError("the body writes into a parameter or buffer in place")
 
-    def _gradients(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[Any, Any, Any]:
+    def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], retain: bool) -> tuple[Any, Any, Any]:
         roots = [(o, self.input("tangent", Spec.of(o))) if o.requires_grad else None for o in outs]
         found = [root for root in roots if root is not None]
         tangent_of = [None if root is None else self.value(root[1]) for root in roots]
@@ -133,15 +159,21 @@ class _Trace:
         if found and wanted:
             with torch._C._DisableAutocast():
                 results = torch.autograd.grad(
-                    [o for o, _ in found], wanted, [t for _, t in found], allow_unused=True, retain_graph=False
+                    [o for o, _ in found], wanted, [t for _, t in found], allow_unused=True, retain_graph=retain
                 )
             grads = {id(t): None if g is None else self.value(g) for t, g in zip(wanted, results, strict=True)}
         row_grads = [grads.get(id(t)) for t in leaves]
         return row_grads, [grads.get(id(t)) for t in self.shared], tangent_of
 
 
-def capture(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
+def capture(
+    function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec], cuts: Collection[int] | None = None
+) -> Captured:
     """Captures the body in the caller's grad mode and autocast state.
+
+    Args:
+        cuts: the numbers of ops at whose results the body is cut in two (`Captured.ahead`); none, to learn only where
+        it could be cut (`Captured.seen`).
 
     Raises:
         CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
@@ -153,9 +185,10 @@ def capture(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence
     ):  # fmt: skip
         try:
             try:
-                return _Trace(functional=False).run(function, rows, shared)
+                return _Trace(functional=False, cuts=cuts).run(function, rows, shared)
             except InPlace:
-                pass
+                if cuts is not None:
+                    raise  # what is cut off could be written later through a view
             return _Trace(functional=True).run(function, rows, shared)
         except InPlace:
             raise CaptureError("the body writes in place in a way that cannot be made functional") from None

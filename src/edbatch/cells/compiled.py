@@ -8,7 +8,8 @@ training a `Training` per set of wanted gradients. All programs are plain Python
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,15 @@ import torch
 import torch.utils._pytree as pytree
 
 from edbatch.cells.body import Body, live_values
-from edbatch.cells.capture import capture
+from edbatch.cells.capture import Captured, capture
 from edbatch.cells.emit import emit
+from edbatch.cells.hoisting import Piece, hoist
 from edbatch.cells.program import Emitted, Program
+from edbatch.cells.recapture import Recapture
 from edbatch.cells.simplify import simplify
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.verify import Verification
+from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
@@ -83,6 +87,8 @@ class CompiledCell:
     infer: Callable[..., None]
     verification: Verification = field(repr=False, compare=False)
     constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which torch has no gradient
+    again: Recapture | None = field(default=None, repr=False, compare=False)
+    _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
     _fused: dict[tuple[Mask, bool], Any] = field(default_factory=dict, repr=False, compare=False)
@@ -143,6 +149,21 @@ class CompiledCell:
             self._trainings[key] = _training(self, *key)
         return self._trainings[key]
 
+    def hoisted(self, recurrent: Mask) -> Hoisted | None:
+        """The cell in two parts, of which one reads no recurrent row and runs ahead; made once per choice.
+
+        None when that does not pay or cannot be done. A cell with arguments that have no gradient stays whole.
+        """
+        if recurrent not in self._hoisted:
+            found = None
+            if self.again is not None and not self.constant:
+                with suppress(CaptureError):
+                    pieces = hoist(self.body, self.again, recurrent)
+                    found = pieces and Hoisted(*(_part(self.name, piece) for piece in pieces))
+            is_same = found is not None and found.main.kernel.outputs == self.outputs
+            self._hoisted[recurrent] = found if is_same else None
+        return self._hoisted[recurrent]
+
     @property
     def source(self) -> str:
         return "\n".join(program.source for program in self.programs)
@@ -155,6 +176,23 @@ class CompiledCell:
         return plan_of(self.body, name=self.name, source=self.source)
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of a hoisted cell, and which of the cell's rows and explicit shared inputs it reads, in its order."""
+
+    kernel: CompiledCell
+    rows: tuple[int, ...]
+    shared: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Hoisted:
+    """A cell in two parts: the results of `ahead` are the last rows of `main`."""
+
+    ahead: Part
+    main: Part
+
+
 def compile_cell(
     function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec] = (), *, name: str
 ) -> CompiledCell:
@@ -165,16 +203,27 @@ def compile_cell(
     Raises:
         CaptureError: the body is no fixed functional graph, or an op in it cannot be batched.
     """
-    captured = capture(function, rows, shared)
+    cell = _compile(capture(function, rows, shared), tuple(shared), name)
+    return replace(cell, again=Recapture.of(function, rows, shared))
+
+
+def _compile(captured: Captured, shared: tuple[Spec, ...], name: str) -> CompiledCell:
     body = simplify(captured.body)
     programs = (emit(body, prologue(body)), emit(body, infer(body)))
     outputs = tuple(body.spec(v) for v in body.outputs)
-    verification = Verification(rows, body.shared, outputs)
+    verification = Verification(body.rows, body.shared, outputs)
     verification.infer(programs[0].rehearsal, programs[1].rehearsal)
     return CompiledCell(
-        name, tuple(rows), tuple(shared), captured.bound, outputs, captured.leaves, captured.tree, body,
+        name, body.rows, shared, captured.bound, outputs, captured.leaves, captured.tree, body,
         captured.sparse, programs, programs[1].function, verification,
     )  # fmt: skip
+
+
+def _part(name: str, piece: Piece) -> Part:
+    num_shared = len(piece.shared)
+    kernel = _compile(piece.captured, piece.captured.body.shared[:num_shared], name)
+    kernel.rehearse()
+    return Part(kernel, piece.rows, piece.shared)
 
 
 def _training(cell: CompiledCell, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training:

@@ -157,10 +157,17 @@ def _gru_cell(x: Any, h: Any, w_x: Any, w_h: Any, b_x: Any = None, b_h: Any = No
     return n + torch.sigmoid(z_x + z_h) * (h - n)
 
 
+def _rnn_cell(activation: Callable[[Any], Any]) -> Callable[..., Any]:
+    """As torch's own, whose products Python does not see."""
+    return lambda x, h, w_x, w_h, b_x=None, b_h=None: activation(F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h))
+
+
 # Calls that read data, write in place or differ between devices, where an equal one need not.
 EQUAL_CALLS: dict[Any, Callable[..., Any]] = {
     torch.lstm_cell: _lstm_cell,
     torch.gru_cell: _gru_cell,
+    torch.rnn_tanh_cell: _rnn_cell(torch.tanh),
+    torch.rnn_relu_cell: _rnn_cell(torch.relu),
     torch.Tensor.__getitem__: index_by_tensors,
     torch.nn.functional.one_hot: _one_hot,
 }

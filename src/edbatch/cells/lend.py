@@ -7,6 +7,7 @@ module.
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -49,16 +50,22 @@ class Lend(TorchFunctionMode):
 
 
 @contextmanager
-def lending_apply(stand_in: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
-    """torch-function modes do not see `autograd.Function.apply`, so for this thread it lends stand-ins by itself."""
+def lending_apply(
+    stand_in: Callable[[torch.Tensor], torch.Tensor], applied: Callable[[Callable[[], Any]], Any] = operator.call
+) -> Iterator[None]:
+    """torch-function modes do not see `autograd.Function.apply`, so for this thread it lends stand-ins by itself.
+
+    `applied(call)` makes the call and may change its result.
+    """
     original = torch.autograd.Function.__dict__["apply"]
     thread = threading.get_ident()
 
     def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() == thread:
-            with torch._C.DisableTorchFunction():
-                args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
-        return original.__get__(None, cls)(*args, **kwargs)
+        if threading.get_ident() != thread:
+            return original.__get__(None, cls)(*args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+        return applied(lambda: original.__get__(None, cls)(*args, **kwargs))
 
     torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
     try:

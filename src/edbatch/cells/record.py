@@ -98,6 +98,13 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             )
         return known
 
+    def op_number(self, tensor: torch.Tensor) -> int | None:
+        """How many ops were written down before the one that made a tensor; None when no op did."""
+        value = self.value_of.get(id(tensor))
+        if value is None or isinstance(self.entries[value.index], str):
+            return None
+        return sum(not isinstance(entry, str) for entry in self.entries[: value.index])
+
     def body(self, outputs: Any, row_grads: Any, shared_grads: Any, tangent_of: Any) -> Body:
         """Puts the inputs first and renumbers."""
         order = [v for kind in self.inputs.values() for v, _ in kind]

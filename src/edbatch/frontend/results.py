@@ -7,7 +7,7 @@ the gathered tensors together by the rule that `stack=` names, and the results o
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from edbatch.errors import BatchError
 from edbatch.frontend.lazy import Lazy, PendingSum, Rows
 from edbatch.frontend.rows import check_owner
+from edbatch.planning.layout import renumber
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
@@ -82,6 +83,11 @@ class Results:
                 if any(isinstance(v, Lazy) for v in values):
                     results.groups += _groups_of_lazy(j, values, recorder)
         return results
+
+    def renumbered(self, place: np.ndarray) -> Results:
+        """The same results in a recording whose node `place[i]` was node i of this one."""
+        groups = [replace(g, refs=renumber(g.refs, place)) for g in self.groups]
+        return replace(self, groups=groups)
 
     def assemble(self, tensors: Sequence[Tensor], stack: bool | str) -> Any:
         """The value that the batched function returns, from the gathered tensor of each group."""

@@ -5,7 +5,7 @@ side by side, in launch order, so a batch writes one range of rows, and all rows
 weight gradients are taken at the end. What a batch reads is planned for the whole mini-batch into one int64 array.
 
 `args` is flat: a node's slots follow each other. A slot holds one *reference* (`node + output * REF`; negative for an
-input from outside), or a length followed by so many references (LIST, SUM), or one number (DATA).
+input from outside), or a length of at least 1 followed by so many references (LIST, SUM, MEAN), or one number (DATA).
 """
 
 from __future__ import annotations
@@ -28,6 +28,19 @@ def unpack(refs: Ints) -> tuple[Ints, Ints]:
     return refs & (REF - 1), refs >> 32
 
 
+def renumber(refs: Ints, place: Ints) -> Ints:
+    """References after node i became node `place[i]`; inputs from outside stay as they are.
+
+    >>> renumber(np.array([-1, 2, 1 + REF]), place=np.array([0, 5, 7])) - np.array([0, 0, REF])
+    array([-1,  7,  5])
+    """
+    inside = refs >= 0
+    nodes, outputs = unpack(refs[inside])
+    found = refs.copy()
+    found[inside] = place[nodes] + outputs * REF
+    return found
+
+
 class Slot(IntEnum):
     """How a slot of a type is read; the comment says how many rows a node reads through it."""
 
@@ -36,9 +49,10 @@ class Slot(IntEnum):
     ROWS = 2  # as many as the producer has rows: a value of several rows
     LIST = 3  # as many as are listed: values stacked
     SUM = 4  # as many as are listed, summed to one
-    SUM_ROWS = 5  # as many as the producer has rows, summed to one
-    DATA = 6  # 1: a number
-    OFFSETS = 7  # none: where each node's rows begin in the batch
+    MEAN = 5  # as many as are listed, averaged to one
+    SUM_ROWS = 6  # as many as the producer has rows, summed to one
+    DATA = 7  # 1: a number
+    OFFSETS = 8  # none: where each node's rows begin in the batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +70,12 @@ class SlotTable:
 class Layout:
     """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
 
-    index: every row to read, slot by slot, for each slot batch by batch in launch order.
+    index: every row to read, slot by slot, for each slot batch by batch in launch order; after the rows that a batch
+    sums or averages, where those of each node begin among them.
     slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first
-    row when they are consecutive (a view), else -1 (a gather). node_begin, row_begin: the first node and the first
-    row of each batch among those of its type. base: the first arena row of each output of each type; arena_rows: how
-    many rows each arena has.
+    row when they are consecutive and none are to be added up (a view), else -1 (a gather). node_begin, row_begin: the
+    first node and the first row of each batch among those of its type. base: the first arena row of each output of
+    each type; arena_rows: how many rows each arena has.
     """
 
     index: Ints

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 # The values of layout.Slot, as constants that numba can see.
-ONE, REPEAT, ROWS, LIST, SUM, SUM_ROWS, DATA, OFFSETS = range(8)
+ONE, REPEAT, ROWS, LIST, SUM, MEAN, SUM_ROWS, DATA, OFFSETS = range(9)
 MASK = (1 << 32) - 1
 
 
@@ -21,7 +21,7 @@ def edges(types, args, slot_starts, slot_kinds):
             if kind == OFFSETS:
                 continue
             count = 1
-            if kind == LIST or kind == SUM:
+            if LIST <= kind <= MEAN:
                 count, at = args[at], at + 1
             if kind != DATA:
                 for k in range(at, at + count):
@@ -46,7 +46,7 @@ def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
         arg_begin[i] = at
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
             kind, count, step = slot_kinds[s], 1, 1
-            if kind == LIST or kind == SUM:
+            if LIST <= kind <= MEAN:
                 count = args[at]
                 step = count + 1
             elif kind == ROWS or kind == SUM_ROWS:
@@ -116,7 +116,7 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
                     offset += length[i]
                     continue
                 count = 1
-                if kind == LIST or kind == SUM:
+                if LIST <= kind <= MEAN:
                     count = args[arg_at[i]]
                     arg_at[i] += 1
                 for q in range(arg_at[i], arg_at[i] + count):
@@ -139,7 +139,9 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
                 arg_at[i] += count
             slots[0, b, s - slot_starts[t]], slots[1, b, s - slot_starts[t]] = begin, at - begin
             if kind < DATA:
-                slots[2, b, s - slot_starts[t]] = index[begin] if consecutive and at > begin and kind < SUM else -1
+                # A view also when every sum has one term.
+                is_plain = kind < SUM or (kind < SUM_ROWS and at - begin == nodes)
+                slots[2, b, s - slot_starts[t]] = index[begin] if consecutive and at > begin and is_plain else -1
             if kind >= SUM and kind != DATA:
                 bounds[nodes] = offset if kind == OFFSETS else at - begin
                 for j in range(nodes + 1):  # a slice would take a second more to compile
@@ -160,7 +162,7 @@ def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
             kind, count = slot_kinds[s], 1
             if kind == OFFSETS:
                 continue
-            if kind == LIST or kind == SUM:
+            if LIST <= kind <= MEAN:
                 count, at = args[at], at + 1
             if kind != DATA:
                 for k in range(at, at + count):

@@ -67,6 +67,11 @@ class Plan:
 
 
 def make_plan(recording: Recording, schedule: Schedule) -> Plan:
+    from edbatch.planning.batch_order import order_batches
+
+    # Cells that run one by one may draw random numbers, which they do in the order of recording.
+    runs_alone = np.array([t.kernel.reason is not None for t in recording.node_types], dtype=np.bool_)
+    schedule = order_batches(recording.graph, schedule, runs_alone)
     counts, rows = recording.outside_rows
     layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
     return Plan(recording, recording.graph, schedule, layout)

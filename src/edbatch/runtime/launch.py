@@ -88,7 +88,7 @@ class Binding:
             execution.kept[t][slot] = buffer
         begin, first, size, index = self.begin, operands.first, operands.size, self.index.data_ptr()
         width, source = math.prod(spec.shape), arena.data_ptr()
-        summed, is_mean = is_taken(kind), kind.name == "MEAN"
+        summed, is_mean = is_taken(kind), kind == Slot.MEAN
 
         def read(b: int) -> Tensor:
             at = first[b][slot]
@@ -114,7 +114,7 @@ class Binding:
             return lambda b, gradient: operands.add_gradient(gradients, b, slot, gradient)
         begin, first, size, sizes = self.begin, operands.first, operands.size, self.sizes
         index, target, width = self.index.data_ptr(), self.gradient(slot), math.prod(spec.shape)
-        add_back, is_mean = row_kernels(spec.dtype).add_back, kind.name == "MEAN"
+        add_back, is_mean = row_kernels(spec.dtype).add_back, kind == Slot.MEAN
 
         def add(b: int, gradient: Tensor) -> None:
             at = first[b][slot]

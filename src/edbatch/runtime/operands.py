@@ -37,7 +37,7 @@ class Operands:
         t = self.batch_types[batch]
         node_type = self.types[t]
         kind, begin, size = node_type.slots[slot], self.begin[batch][slot], self.size[batch][slot]
-        if kind < Slot.SUM:
+        if is_plain(kind, size, self.nodes[batch]):
             arena, first = arenas[self.arena_of[t][slot]], self.first[batch][slot]
             if first >= 0:
                 return arena.narrow(0, first, size)
@@ -51,13 +51,15 @@ class Operands:
             return self.index(device).narrow(0, begin, self.nodes[batch] + 1)
         arena = arenas[self.arena_of[t][slot]]
         index = self.index(arena.device)
-        return sum_rows(arena, index.narrow(0, begin, size), index.narrow(0, begin + size, self.nodes[batch] + 1))
+        offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
+        total = sum_rows(arena, index.narrow(0, begin, size), offsets)
+        return total if kind != Slot.MEAN else total.div_(_counts(offsets, total))
 
     def read_all(self, arenas: list[Tensor], batches: list[int], slot: int) -> Tensor:
         """A slot of all batches of one type, in launch order."""
         t = self.batch_types[batches[0]]
         kind, begin = self.types[t].slots[slot], self.begin[batches[0]][slot]
-        if kind in (Slot.SUM, Slot.SUM_ROWS, Slot.OFFSETS):
+        if kind in (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS):
             return torch.cat([self.read(arenas, b, slot) for b in batches])
         size = self.begin[batches[-1]][slot] + self.size[batches[-1]][slot] - begin
         if kind == Slot.DATA:
@@ -79,9 +81,11 @@ class Operands:
             target.narrow(0, first, size).add_(gradient)
             return
         index = self.index(target.device)
-        if kind == Slot.SUM or kind == Slot.SUM_ROWS:
-            lengths = index.narrow(0, begin + size, self.nodes[batch] + 1).diff()
-            gradient = gradient.repeat_interleave(lengths, dim=0, output_size=size)
+        if not is_plain(kind, size, self.nodes[batch]):
+            offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
+            if kind == Slot.MEAN:
+                gradient = gradient / _counts(offsets, gradient)
+            gradient = gradient.repeat_interleave(offsets.diff(), dim=0, output_size=size)
         elif gradient.untyped_storage()._cdata == target.untyped_storage()._cdata:
             gradient = (
                 gradient.clone()
@@ -89,9 +93,19 @@ class Operands:
         target.index_add_(0, index.narrow(0, begin, size), gradient)
 
 
+def is_plain(kind: Slot, num_rows: int, num_nodes: int) -> bool:
+    """Whether rows are read as they are: not to be summed or averaged, or in lists of one term each."""
+    return kind < Slot.SUM or (kind < Slot.SUM_ROWS and num_rows == num_nodes)
+
+
 def number_column(column: Tensor, spec: Spec) -> Tensor:
     """A planned column of numbers in the dtype of its spec; floats were planned as their bits."""
     return column.view(torch.float64).to(spec.dtype) if spec.is_float else column.to(spec.dtype)
+
+
+def _counts(offsets: Tensor, like: Tensor) -> Tensor:
+    """How many rows each segment has, to divide rows of the shape of `like` by."""
+    return offsets.diff().to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor) -> Tensor:

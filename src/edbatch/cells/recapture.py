@@ -1,0 +1,49 @@
+"""How to capture a function once more, in the surroundings it was captured in first: grad mode, autocast, context."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from edbatch.cells.capture import Captured, capture
+from edbatch.spec import Spec
+
+
+@dataclass(frozen=True)
+class Recapture:
+    """Made where the function is captured first; calling it captures the function again."""
+
+    function: Callable[..., Any]
+    rows: tuple[Spec, ...]
+    shared: tuple[Spec, ...]
+    grad: bool
+    dtype: torch.dtype
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    context: contextvars.Context = field(repr=False)
+
+    @staticmethod
+    def of(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Recapture:
+        autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
+        return Recapture(
+            function, tuple(rows), tuple(shared), torch.is_grad_enabled(), torch.get_default_dtype(), autocast,
+            contextvars.copy_context(),
+        )  # fmt: skip
+
+    def __call__(self, cuts: Collection[int]) -> Captured:
+        return self.context.copy().run(self._capture, cuts)
+
+    def _capture(self, cuts: Collection[int]) -> Captured:
+        before = torch.get_default_dtype()
+        with ExitStack() as stack:
+            stack.enter_context(torch.set_grad_enabled(self.grad))
+            for device, on, dtype in self.autocast:
+                if on or torch.is_autocast_enabled(device):
+                    stack.enter_context(torch.autocast(device, dtype, enabled=on))
+            stack.callback(torch.set_default_dtype, before)
+            torch.set_default_dtype(self.dtype)
+            return capture(self.function, self.rows, self.shared, cuts)

@@ -1,0 +1,103 @@
+"""Sums and means absorbed by what reads them: the reader lists the terms as its own operand; the sum is no launch.
+
+An operand read by Slot.ONE becomes one read by Slot.SUM (or MEAN) for the whole type; single values are lists of one
+term there. Rows are then summed where they would have been gathered anyway, and the gradient of the operand goes to
+all terms. A sum that somebody else needs too (a result, a stack, another sum) stays.
+
+The rule. Absorbing a type of sums into all operands that can take it saves as many launches as the longest path loses
+sums. In return each reader reads all terms instead of one row, and single values are gathered that may have been
+views; what the sums that vanish would have read and written is saved. It is done when the launches are worth more than
+the rows, a launch being worth as many bytes as are summed in the time of one (`LAUNCH_BYTES`). So lattices, whose
+nodes have 1.5 arcs on average, are absorbed whatever their size, and nodes that many others read are not: a chain of
+sums, each of which is read by a cell and by the next sum, saves nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from edbatch.cells.segments import SegmentKernel
+from edbatch.frontend.recording import NodeType, Recording
+from edbatch.planning.layout import Ints, Slot
+
+LAUNCH_BYTES = 256 * 1024
+ROW_BYTES = 256  # what a row costs at least, however short it is
+
+
+def absorb_sums(recording: Recording, results: Ints) -> tuple[Recording, Ints | None]:
+    """The recording without the sums that are cheaper where they are read.
+
+    Args:
+        results: the nodes that stay in any case.
+
+    Returns:
+        The recording, and the new number of every node (-1: it vanished), or None when nothing was done.
+    """
+    sums = [t for t in recording.node_types if _kind(t) is not None]
+    total: Ints | None = None
+    for node_type in sums:
+        found = _absorb(recording, node_type, results)
+        if found is not None:
+            recording, place = found
+            results = place[results]
+            total = place if total is None else np.where(total >= 0, place[total], -1)
+    return recording, total
+
+
+def _kind(node_type: NodeType) -> Slot | None:
+    """How a consumer would read what nodes of a type compute; None when they are neither sums nor means of values."""
+    if not isinstance(node_type.kernel, SegmentKernel):
+        return None
+    found = {("copy", (Slot.SUM,)): Slot.SUM, ("mean", (Slot.SUM, Slot.DATA)): Slot.MEAN}
+    return found.get((node_type.kernel.name, node_type.slots))
+
+
+def _takes(consumer: NodeType, slot: Slot, total: NodeType) -> bool:
+    """Whether a slot of a type could read the terms of a type of sums itself."""
+    is_single = slot == Slot.ONE or (slot == _kind(total) and _kind(consumer) is None)
+    if not is_single or total.kernel.grad:  # type: ignore[attr-defined]
+        return is_single
+    # No gradient passes a sum that was made under no_grad, so none may pass its reader.
+    needs = (True,) * len(consumer.slots), (True,) * len(consumer.shared)
+    return not any(consumer.kernel.differentiable(*needs))
+
+
+def _absorb(recording: Recording, total: NodeType, results: Ints) -> tuple[Recording, Ints] | None:
+    """The recording with one type of sums absorbed, and the new number of every node; None when it does not pay."""
+    from edbatch.planning import absorb_kernels as kernels
+
+    table, node_types, kind = recording.table, recording.node_types, _kind(total)
+    assert kind is not None
+    sum_type = node_types.index(total)
+    takes = np.array([_takes(t, slot, total) for t in node_types for slot in t.slots], dtype=np.bool_)
+    nodes = (recording.types, recording.args, table.starts, table.kinds)
+    readers, begin, stays = kernels.find_readers(*nodes, sum_type, takes, results)
+    if not readers.any():
+        return None
+    launches, rows, room = kernels.weigh(*nodes, sum_type, readers, begin, stays)
+    spec = total.kernel.outputs[0]
+    row_bytes = max(math.prod(spec.shape) * spec.dtype.itemsize, ROW_BYTES)
+    if launches == 0 or rows * row_bytes > launches * LAUNCH_BYTES:
+        return None
+    types, args, place = kernels.absorb(*nodes, sum_type, readers, begin, stays, room)
+    changed = [
+        _reading(t, kind, readers[first:end].tolist())
+        for t, first, end in zip(node_types, table.starts, table.starts[1:], strict=False)
+    ]
+    if not stays.any():
+        del changed[sum_type]
+        types -= types > sum_type
+    number = np.concatenate(([0], np.cumsum(place >= 0)))  # of nodes left before each node
+    starts = number[recording.starts]
+    return replace(recording, types=types, args=args, node_types=tuple(changed), starts=starts), place
+
+
+def _reading(node_type: NodeType, kind: Slot, readers: list[bool]) -> NodeType:
+    """The type with some slots read as lists of terms."""
+    if not any(readers):
+        return node_type
+    pairs = zip(node_type.slots, readers, strict=True)
+    return replace(node_type, slots=tuple(kind if is_reader else slot for slot, is_reader in pairs))

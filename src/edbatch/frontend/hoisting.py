@@ -1,0 +1,85 @@
+"""Hoisting: every node of a recurrent cell whose cell can be parted becomes two, one of which need not wait.
+
+In: a recording. Out: the same computation, in which what a cell computes from operands that are not
+recurrent (the input products of an LSTM) is a node of a type of its own, just before the node that remains: all of
+them are ready before the recurrence starts and run as one large batch. An operand is recurrent when its producer's
+type depends in turn on the type that reads it, in this mini-batch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from edbatch.frontend.recording import NodeType, Recording
+from edbatch.planning.layout import Ints, Slot
+
+if TYPE_CHECKING:
+    from edbatch.cells.compiled import Hoisted, Part
+
+SLOTS = {Slot.ONE, Slot.SUM, Slot.MEAN, Slot.DATA}  # of cells whose nodes compute one row each
+
+
+def hoist(recording: Recording) -> tuple[Recording, Ints | None]:
+    """The recording with cells split where that pays, and the node that now has the results of each node; None when
+    nothing was done."""
+    from edbatch.planning import hoisting_kernels as kernels
+
+    table, types = recording.table, recording.node_types
+    recurrent = kernels.recurrent_slots(recording.types, recording.args, table.starts, table.kinds)
+    if not recurrent.any():
+        return recording, None
+    masks = [tuple(recurrent[a:b].tolist()) for a, b in zip(table.starts, table.starts[1:], strict=False)]
+    parts = [_hoisted(node_type, mask) for node_type, mask in zip(types, masks, strict=True)]
+    if not any(parts):
+        return recording, None
+    node_types: list[NodeType] = []
+    ahead, main, num_results = (np.full(len(types), -1, np.int64) for _ in range(3))
+    in_ahead, in_main = np.zeros(len(table.kinds), np.bool_), np.ones(len(table.kinds), np.bool_)
+    for t, (node_type, both) in enumerate(zip(types, parts, strict=True)):
+        if both is not None:
+            ahead[t] = len(node_types)
+            node_types.append(_ahead(node_type, both.ahead))
+            num_results[t] = len(both.ahead.kernel.outputs)
+            in_ahead[table.starts[t] + np.array(both.ahead.rows, np.int64)] = True
+            in_main[table.starts[t] : table.starts[t + 1]] = False
+            in_main[table.starts[t] + np.array(both.main.rows, np.int64)] = True
+        main[t] = len(node_types)
+        node_types.append(node_type if both is None else _main(node_type, both))
+    split_types, args, node_of = kernels.split_nodes(
+        recording.types, recording.args, table.starts, table.kinds, ahead, main, in_ahead, in_main, num_results
+    )
+    split = Recording(
+        split_types, args, tuple(node_types), recording.outside, recording.outside_specs,
+        np.concatenate(([0], node_of + 1))[recording.starts],
+    )  # fmt: skip
+    return split, node_of
+
+
+def _hoisted(node_type: NodeType, recurrent: tuple[bool, ...]) -> Hoisted | None:
+    hoisted = getattr(node_type.kernel, "hoisted", None)  # only compiled cells can be parted
+    if hoisted is None or not any(recurrent) or not SLOTS.issuperset(node_type.slots) or any(node_type.per_row):
+        return None
+    found: Hoisted | None = hoisted(recurrent)
+    return found
+
+
+def _ahead(whole: NodeType, part: Part) -> NodeType:
+    return NodeType(
+        f"{whole.name} ahead", part.kernel, tuple(whole.slots[i] for i in part.rows),
+        tuple(whole.slot_specs[i] for i in part.rows), _shared(whole, part), (False,) * len(part.kernel.outputs),
+    )  # fmt: skip
+
+
+def _main(whole: NodeType, both: Hoisted) -> NodeType:
+    part, given = both.main, both.ahead.kernel.outputs
+    slots = (*(whole.slots[i] for i in part.rows), *[Slot.ONE] * len(given))
+    specs = (*(whole.slot_specs[i] for i in part.rows), *given)
+    return replace(whole, kernel=part.kernel, slots=slots, slot_specs=specs, shared=_shared(whole, part))
+
+
+def _shared(whole: NodeType, part: Part) -> tuple[torch.Tensor, ...]:
+    return (*(whole.shared[i] for i in part.shared), *part.kernel.bound)

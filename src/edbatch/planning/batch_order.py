@@ -1,0 +1,158 @@
+"""The order of nodes inside each batch, chosen so that later batches read consecutive rows: views instead of gathers.
+
+In: a graph and a schedule, whose batches list nodes by id. Out: the same batches, each in the order in which its values
+are read. A value lies where its node stands in its batch, so a batch reads a view when its operands' nodes stand in
+the order in which it wants them. Batches are ordered from the last to the first: when it is a batch's turn, every
+batch that reads from it is fixed. For chains every operand is then a view: the longest chain stands first in all
+batches; and what one large batch computes before a recurrence lies in the order in which the recurrence reads it.
+
+A value that several batches read is ordered for one of them, its *favourite*: the type that reads the value's type
+alone in most batches, because an operand that mixes types is never a view. A recurrence is its own favourite when it
+comes to a draw. Without one, the first read counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edbatch.planning.frontier import inner, kernel
+from edbatch.planning.graph import Graph, Ints
+from edbatch.planning.schedule import Schedule
+
+Bools = NDArray[np.bool_]
+
+
+def order_batches(graph: Graph, schedule: Schedule, fixed: Bools) -> Schedule:
+    """The schedule with the nodes of every batch in the order in which later batches read their values.
+
+    Args:
+        fixed: for each type, whether its batches keep their order.
+
+    >>> import edbatch
+    >>> chains = Graph.from_lists("aabbb", [[], [], [1], [0], [2]])
+    >>> order_batches(chains, edbatch.schedule(chains, "depth"), np.array([False, False])).batches
+    (('a', [1, 0]), ('b', [2, 3]), ('b', [4]))
+    """
+    order = reading_order(
+        graph.types, graph.offsets, graph.inputs, schedule.order, schedule.starts, schedule.batch_types, fixed
+    )
+    return replace(schedule, order=order)
+
+
+@kernel
+def reading_order(
+    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, fixed: Bools
+) -> Ints:
+    """`order` with every batch sorted by when its nodes are read: first what the favourite reads, then by first reads.
+
+    Reads are numbered from the last to the first, so the number written last is that of the first read.
+    """
+    n, num_reads = len(order), len(inputs)
+    arity = arities(offsets, order, starts)
+    favourite = favourites(types, offsets, inputs, order, starts, batch_types, arity, len(fixed))
+    ordered, read = order.copy(), np.empty(n, np.int64)
+    for i in range(n):
+        read[i] = 2 * num_reads + i  # never read: last, by id
+    scratch = np.full(2 * num_reads + n, -1, np.int64)
+    number = num_reads
+    for b in range(len(batch_types) - 1, -1, -1):
+        begin, end, reader = starts[b], starts[b + 1], batch_types[b]
+        if not fixed[reader]:
+            sort_by(read, ordered[begin:end], scratch)
+        if arity[b] >= 0:  # operand by operand, as the rows of an operand are to be consecutive
+            for j in range(arity[b] - 1, -1, -1):
+                for k in range(end - 1, begin - 1, -1):
+                    number -= 1
+                    note_read(read, inputs[offsets[ordered[k]] + j], number, num_reads, types, favourite, reader)
+        else:  # node by node, as sums read
+            for k in range(end - 1, begin - 1, -1):
+                for e in range(offsets[ordered[k] + 1] - 1, offsets[ordered[k]] - 1, -1):
+                    number -= 1
+                    note_read(read, inputs[e], number, num_reads, types, favourite, reader)
+    return ordered
+
+
+@inner
+def note_read(read: Ints, node: int, number: int, num_reads: int, types: Ints, favourite: Ints, reader: int) -> None:
+    """The reads of favourites have the numbers below `num_reads`, the others so much more."""
+    if favourite[types[node]] == reader:
+        read[node] = number
+    elif read[node] >= num_reads:
+        read[node] = num_reads + number
+
+
+@inner
+def arities(offsets: Ints, order: Ints, starts: Ints) -> Ints:
+    """For each batch how many inputs all of its nodes have; -1 when they differ."""
+    arity = np.empty(len(starts) - 1, np.int64)
+    for b in range(len(arity)):
+        arity[b] = offsets[order[starts[b]] + 1] - offsets[order[starts[b]]]
+        for k in range(starts[b], starts[b + 1]):
+            if offsets[order[k] + 1] - offsets[order[k]] != arity[b]:
+                arity[b] = -1
+                break
+    return arity
+
+
+@inner
+def favourites(
+    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, arity: Ints, num_types: int
+) -> Ints:
+    """For each type its favourite reader, -1 for none; of equals the one that is launched first."""
+    count, launched = np.zeros((num_types, num_types), np.int64), np.zeros(num_types, np.int64)
+    for b in range(len(batch_types) - 1, -1, -1):
+        launched[batch_types[b]] = b
+        for j in range(arity[b]):
+            t = types[inputs[offsets[order[starts[b]]] + j]]
+            is_alone = True
+            for k in range(starts[b] + 1, starts[b + 1]):
+                if types[inputs[offsets[order[k]] + j]] != t:
+                    is_alone = False
+                    break
+            if is_alone:
+                count[t, batch_types[b]] += 1
+    favourite = np.full(num_types, -1, np.int64)
+    for t in range(num_types):
+        most = 0
+        if count[t, t] > 0:
+            favourite[t], most = t, count[t, t] + 1  # a recurrence begins with values from elsewhere
+        for reader in range(num_types):
+            is_earlier = favourite[t] >= 0 and launched[reader] < launched[favourite[t]] and favourite[t] != t
+            if count[t, reader] > most or (count[t, reader] == most and is_earlier):
+                favourite[t], most = reader, count[t, reader]
+    return favourite
+
+
+@inner
+def sort_by(number: Ints, nodes: Ints, scratch: Ints) -> None:
+    """Sort nodes by their numbers, all different, in place; `scratch` has a place for each number, all -1 before and
+    after.
+    """
+    size = len(nodes)
+    low = high = number[nodes[0]]
+    is_sorted = True
+    for k in range(1, size):
+        key = number[nodes[k]]
+        is_sorted &= key > high
+        low, high = min(low, key), max(high, key)
+    if is_sorted:
+        return
+    if high - low < 16 * size:  # dense numbers, as those of chains: no comparisons
+        for k in range(size):
+            scratch[number[nodes[k]]] = nodes[k]
+        at = 0
+        for key in range(low, high + 1):
+            if scratch[key] >= 0:
+                nodes[at], scratch[key] = scratch[key], -1
+                at += 1
+    else:
+        keys = np.empty(size, np.int64)
+        for k in range(size):
+            keys[k] = number[nodes[k]]
+            scratch[keys[k]] = nodes[k]
+        keys.sort()
+        for k in range(size):
+            nodes[k], scratch[keys[k]] = scratch[keys[k]], -1
