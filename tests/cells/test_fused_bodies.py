@@ -53,7 +53,8 @@ def test_compiled_random_bodies_equal_one_by_one(compiled, program, seed):
         terms = [(r * torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view_as(r)).sum() for r in results]
         inputs = [xs, ys, *model.parameters()]
         gradients = torch.autograd.grad(sum(terms), inputs, allow_unused=True)
-        found.append([*results, *[torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients)]])
+        pairs = zip(inputs, gradients, strict=True)
+        found.append([*results, *[torch.zeros_like(t) if g is None else g for t, g in pairs]])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours.to(torch.float64), theirs.to(torch.float64), rtol=1e-8, atol=1e-8)
     assert not any(t.runs_alone for t in batched.stats.types)

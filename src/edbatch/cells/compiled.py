@@ -91,7 +91,7 @@ class CompiledCell:
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
-    _fused: dict[tuple[Mask, bool], Any] = field(default_factory=dict, repr=False, compare=False)
+    _fused: dict[tuple[Mask, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
 
     def fused(self, taken: Mask, exact_math: bool) -> FusedCell:
         """The cell as launches of fused kernels, for the CPU; see `FusedCell`."""

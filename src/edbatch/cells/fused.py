@@ -1,4 +1,4 @@
-"""Fused emission: a program of a cell as few kernels. What is elementwise runs in generated loops, the rest as torch ops.
+"""Fused emission: a program of a cell as few kernels. Elementwise ops run in generated loops, the others as torch ops.
 
 In: a body and a `Program`. Out: a `Fused`: a function that, bound to the memory of one mini-batch, launches batch b.
 
@@ -172,7 +172,10 @@ class _Fuser(Emitter):
         if home == "scratch" or (isinstance(home, Place) and home.group not in ("rows", "pro")):
             shape = shape if form[:1] == ("flat",) else form
             buffer, begin = (f"z{index}", "0") if home == "scratch" else (self._buffer(home), "w")  # type: ignore[arg-type]
-            shaped = self._bound("_".join(map(str, (buffer, *shape))), f"{buffer}.view({', '.join(map(str, (f'len({buffer})', *shape)))})")
+            shaped = self._bound(
+                "_".join(map(str, (buffer, *shape))),
+                f"{buffer}.view({', '.join(map(str, (f'len({buffer})', *shape)))})",
+            )
             text = self.assign(Val(index), f"{shaped}.narrow(0, {begin}, B)", pinned=True)
         elif isinstance(home, Place):
             text = self._tensor_at(index, home)

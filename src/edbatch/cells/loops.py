@@ -9,7 +9,8 @@ so the gates of a cell, which are slices of one wide product, are computed side 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -69,44 +70,42 @@ def is_soft(body: Body, index: int, exact_math: bool) -> bool:
     return plain and size > 0 and is_known(op, exact_math)
 
 
-def _flat_from(shape: tuple[int, ...], dim: int) -> bool:
+def _flat_from(shape: Sequence[int], dim: int) -> bool:
     """Whether ranges along a dimension are ranges of the flattened elements."""
     return all(s == 1 for s in shape[:dim])
 
 
-def _slice_range(body: Body, op: Op) -> tuple[int, int] | None:
-    shape = body.spec(op.args[0]).shape
-    dim, start, stop, step = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
+def _flat_range(shape: Sequence[int], dim: int, part: slice) -> tuple[int, int] | None:
+    """The elements that a slice along a dimension takes: (begin, width), if they are one range."""
     dim %= len(shape)
-    if step != 1 or not _flat_from(shape, dim):
-        return None
-    first, last, _ = slice(start, stop).indices(shape[dim])
+    first, last, step = part.indices(shape[dim])
     inner = math.prod(shape[dim + 1 :])
-    return first * inner, max(last - first, 0) * inner
+    return (first * inner, max(last - first, 0) * inner) if step == 1 and _flat_from(shape, dim) else None
+
+
+def _item(shape: Sequence[int], dim: int, place: int) -> slice:
+    place %= shape[dim]
+    return slice(place, place + 1)
+
+
+def _slice_range(body: Body, op: Op) -> tuple[int, int] | None:
+    dim, start, stop, step = (*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :])
+    return _flat_range(body.spec(op.args[0]).shape, dim, slice(start, stop, step))
 
 
 def _select_range(body: Body, op: Op) -> tuple[int, int] | None:
-    shape = body.spec(op.args[0]).shape
-    dim = op.args[1] % len(shape)
-    inner = math.prod(shape[dim + 1 :])
-    return (op.args[2] % shape[dim] * inner, inner) if _flat_from(shape, dim) else None
+    shape, (_, dim, place) = body.spec(op.args[0]).shape, op.args
+    return _flat_range(shape, dim, _item(shape, dim, place))
 
 
 def _slice_backward_range(body: Body, op: Op) -> tuple[int, int] | None:
     _, shape, dim, start, stop, step = op.args
-    dim %= len(shape)
-    if step != 1 or not _flat_from(tuple(shape), dim):
-        return None
-    first, last, _ = slice(start, stop).indices(shape[dim])
-    inner = math.prod(shape[dim + 1 :])
-    return first * inner, max(last - first, 0) * inner
+    return _flat_range(shape, dim, slice(start, stop, step))
 
 
 def _select_backward_range(body: Body, op: Op) -> tuple[int, int] | None:
     _, shape, dim, place = op.args
-    dim %= len(shape)
-    inner = math.prod(shape[dim + 1 :])
-    return (place % shape[dim] * inner, inner) if _flat_from(tuple(shape), dim) else None
+    return _flat_range(shape, dim, _item(shape, dim, place))
 
 
 def _whole(body: Body, op: Op) -> tuple[int, int] | None:
@@ -171,7 +170,7 @@ class Loops:
 
     def _ranges(self, value: int) -> list[tuple[int, int]]:
         bounds = sorted({0, self._size(value), *self._cuts(value)})
-        return [(a, b - a) for a, b in zip(bounds, bounds[1:], strict=False)]
+        return [(a, b - a) for a, b in pairwise(bounds)]
 
     def _cuts(self, value: int) -> set[int]:
         """Where the way in which a value's elements are computed changes."""

@@ -53,7 +53,7 @@ def expression(op: Op, operands: list[Any], dtype: torch.dtype, exact_math: bool
 def is_known(op: Op, exact_math: bool) -> bool:
     """Whether the op has an expression, whatever its operands are called."""
     texts = ["x" if isinstance(a, Val) else a for a in op.args]
-    if any(isinstance(a, tuple | torch.dtype) or isinstance(a, str) and a != "x" for a in texts):
+    if any(isinstance(a, tuple | torch.dtype) or (isinstance(a, str) and a != "x") for a in texts):
         return False
     try:
         return expression(op, texts, torch.float32, exact_math) is not None

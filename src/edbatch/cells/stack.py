@@ -1,4 +1,4 @@
-"""Batching inside a cell: products of one operand become one product with stacked weights, sums of products one product.
+"""Batching inside a cell: products of one operand become one with stacked weights, sums of products one product.
 
 In: a simplified body. Out: an equal body with fewer, wider products. Stacked weights are shared values, so they are put
 together once per mini-batch, and always from the parameters of the day.
@@ -193,9 +193,7 @@ def _one_product(draft: Draft, pairs: Sequence[tuple[Val, Val]]) -> Val:
     """The sum of products as one product over operands put side by side."""
     first = draft.spec(pairs[0][0])
     length = sum(draft.spec(a).shape[1] for a, _ in pairs)
-    row = draft.call(
-        aten.cat.default, [a for a, _ in pairs], 1, spec=Spec((1, length), first.dtype, first.device)
-    )
+    row = draft.call(aten.cat.default, [a for a, _ in pairs], 1, spec=Spec((1, length), first.dtype, first.device))
     width = draft.spec(pairs[0][1]).shape[1]
     weight = draft.call(
         aten.cat.default, [w for _, w in pairs], 0, spec=Spec((length, width), first.dtype, first.device)
@@ -237,8 +235,6 @@ def _walk(body: Body, rewrite: Callable[[Draft, int, Op, dict[int, Val]], Val], 
         assert op is not None
         now[index] = rewrite(draft, index, op.replace(lambda v: now[v.index]), now)
     return rebuild(renamed(body, tuple(draft.ops), lambda v: now[v.index]))
-
-
 
 
 def stack_sums(draft: Draft, totals: Sequence[Val | None]) -> list[Val | None]:

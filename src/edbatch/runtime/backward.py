@@ -94,7 +94,12 @@ def _gradient_arenas(execution: Execution, lease: Lease) -> list[Tensor | None]:
 
 
 def _launcher(
-    execution: Execution, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any], lease: Lease, t: int
+    execution: Execution,
+    arenas: list[Tensor | None],
+    deferred: list[Tensor],
+    sums: dict[Any, Any],
+    lease: Lease,
+    t: int,
 ) -> Callable[[int], None] | None:
     """The function that runs a batch of a type backwards; None when no gradient flows through it."""
     training = execution.training[t]

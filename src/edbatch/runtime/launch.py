@@ -1,4 +1,4 @@
-"""What a fused program is bound to: the memory of one type of node in one mini-batch, and where each batch lies in it."""
+"""What a fused program is bound to: the memory of one type of node in a mini-batch, and where its batches lie."""
 
 from __future__ import annotations
 
@@ -96,9 +96,7 @@ class Binding:
                 return arena.narrow(0, at, sizes[b])
             rows = buffer.narrow(0, own[b] if keep else 0, sizes[b])
             if summed and at < 0:
-                kernels.total(
-                    sizes[b], index, begin[b][slot], size[b][slot], source, rows.data_ptr(), width, is_mean
-                )
+                kernels.total(sizes[b], index, begin[b][slot], size[b][slot], source, rows.data_ptr(), width, is_mean)
             else:
                 kernels.copy(sizes[b], index, begin[b][slot], source, rows.data_ptr(), width)
             return rows
