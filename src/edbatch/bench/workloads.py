@@ -28,7 +28,7 @@ EDBATCH, ONE_BY_ONE = "edbatch", "one by one"
 MODES = ("infer", "train")
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned")
 MIN_ROUNDS = 10  # of each of many workloads
-STAGES = ("record", "schedule", "plan", "run", "backward")
+STAGES = ("record", "rewrite", "schedule", "plan", "run", "backward")
 
 
 @dataclass(frozen=True)
