@@ -176,4 +176,7 @@ def test_plans_of_a_batched_function():
     batched(torch.randn(3, DIM), torch.randn(3, DIM))
     plans = batched.cell_plans
     assert plans.keys() <= {node_type.name for node_type in batched.stats.types}
-    assert [plan.num_batches for name, plan in plans.items() if name.startswith("node(")] == [10]
+    assert [plan.num_batches for name, plan in plans.items() if name.startswith("node(")] == [
+        1,
+        9,
+    ]  # what runs ahead, and the rest

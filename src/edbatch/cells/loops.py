@@ -89,7 +89,8 @@ def _item(shape: Sequence[int], dim: int, place: int) -> slice:
 
 
 def _slice_range(body: Body, op: Op) -> tuple[int, int] | None:
-    dim, start, stop, step = (*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :])
+    given: list[Any] = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
+    dim, start, stop, step = given
     return _flat_range(body.spec(op.args[0]).shape, dim, slice(start, stop, step))
 
 
