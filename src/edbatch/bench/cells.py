@@ -1,6 +1,7 @@
 """`edbatch cells`: how the cells of the paper are batched and laid out inside, and how long each takes.
 
-Ops, batches and copies are counted; timed is the compiled cell on random rows, as the runtime calls it for a batch.
+Ops, batches and copies are counted; timed is the compiled cell on random rows, as the runtime calls it for a batch: as
+fused kernels, and as torch ops.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from edbatch.planning.cell_layout import CellLayout
 from edbatch.spec import Spec
 
 LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
+FUSED, PLAIN = "fused_microseconds", "plain_microseconds"
 BURST_SECONDS = 1e-3  # quick calls are timed several at a time
 MAX_BURST = 50
 
@@ -77,8 +79,11 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
     module = CELLS[name].make(hidden)
     cell = compiled(name, module, hidden)
     check(cell, module)
-    calls = {str(size): partial(_call, *_arguments(cell, size)) for size in settings.batch_sizes}
-    bursts = {size: _burst(call) for size, call in calls.items()}
+    calls: dict[str, Callable[[], object]] = {}
+    for size in settings.batch_sizes:
+        calls[f"{FUSED} {size}"] = OneBatch(cell, size).fused
+        calls[f"{PLAIN} {size}"] = OneBatch(cell, size).plain
+    bursts = {name: _burst(call) for name, call in calls.items()}
     contenders: dict[str, Callable[[], object]] = {s: partial(_repeat, calls[s], bursts[s]) for s in calls}
     advance()
     with torch.inference_mode():
@@ -88,31 +93,58 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
         "num_ops": cell.plan.num_ops,
         "num_batches": cell.plan.num_batches,
         **{kind: _copies(getattr(cell.plan, kind)) for kind in LAYOUTS},
-        "microseconds": {size: rounds.spread(size).scaled(1e6 / bursts[size])._asdict() for size in calls},
+        **{
+            kind: {
+                str(size): rounds.spread(f"{kind} {size}").scaled(1e6 / bursts[f"{kind} {size}"])._asdict()
+                for size in settings.batch_sizes
+            }
+            for kind in (FUSED, PLAIN)
+        },
     }
+
+
+class OneBatch:
+    """Random rows of a cell, and its programs ready to run on them. What `runtime/launch.py` gives to many batches."""
+
+    def __init__(self, cell: CompiledCell, size: int) -> None:
+        self._cell, self._size = cell, size
+        self.rows = [spec.empty(size).normal_() for spec in cell.rows]
+        self.outs = [spec.empty(size) for spec in cell.outputs]
+        self.sizes, self.own, self.begin = [size], [0], [[0] * len(self.rows)]
+        self.index = torch.arange(size)
+        fused = cell.fused((False,) * len(self.rows), exact_math=False)
+        self.pro = fused.prologue(cell.bound)
+        self._launch = fused.infer.bind(self)
+        self._plain_pro = cell.prologue(cell.bound)
+
+    def fused(self) -> None:
+        self._launch(0)
+
+    def plain(self) -> None:
+        self._cell.infer(self._size, self.rows, self._plain_pro, self.outs)
+
+    def arena(self, slot: int) -> Tensor:
+        return self.rows[slot]
+
+    def reader(self, slot: int) -> Callable[[int], Tensor]:
+        return lambda _: self.rows[slot]
+
+    def shared(self, number: int) -> Tensor:
+        return self.pro[number].contiguous()
+
+    def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return torch.empty((self._size, *shape), dtype=dtype)
 
 
 def check(cell: CompiledCell, module: nn.Module) -> None:
     """Refuses a cell of which a batch differs from the module called on one row after the other."""
-    arguments = _arguments(cell, 3)
-    _call(*arguments)
-    _, _, rows, _, outs = arguments
-    for i in range(3):
-        alone = tree_leaves(module(*[row[i] for row in rows]))
-        if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, outs, strict=True)):
-            raise BenchError(f"nothing was timed, because {cell.name} on three rows differs from one by one")
-
-
-Arguments = tuple[CompiledCell, int, Sequence[Tensor], tuple[Tensor, ...], Sequence[Tensor]]
-
-
-def _arguments(cell: CompiledCell, size: int) -> Arguments:
-    rows = [spec.empty(size).normal_() for spec in cell.rows]
-    return cell, size, rows, cell.prologue(cell.bound), [spec.empty(size) for spec in cell.outputs]
-
-
-def _call(cell: CompiledCell, size: int, rows: Any, pro: Any, outs: Any) -> None:
-    cell.infer(size, rows, pro, outs)
+    batch = OneBatch(cell, 3)
+    for run in (batch.fused, batch.plain):
+        run()
+        for i in range(3):
+            alone = tree_leaves(module(*[row[i] for row in batch.rows]))
+            if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, batch.outs, strict=True)):
+                raise BenchError(f"nothing was timed, because {cell.name} on three rows differs from one by one")
 
 
 def _repeat(call: Callable[[], object], times: int) -> None:
@@ -144,13 +176,14 @@ def tables(result: dict[str, Any]) -> list[Table]:
     copies = [f"copies (bytes)\n{text}" for text in LAYOUTS.values()]
     inside = _table(title, caption, ["cell", "ops", "batches", *copies])
     machine_text = f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
-    caption = f"median (quartiles), inference; the code does not follow the plan yet; {machine_text}"
+    caption = f"inference, medians: as fused kernels, in brackets as torch ops\n{machine_text}"
     sizes = [f"{size} row{'s' * (size > 1)}" for size in settings["batch_sizes"]]
     latency = _table("A call of the compiled cell, µs", caption, ["cell", *sizes])
     for name, row in result["cells"].items():
         counts = (f"{row[kind]['copies']} ({row[kind]['bytes']:,})" for kind in LAYOUTS)
         inside.add_row(name, str(row["num_ops"]), str(row["num_batches"]), *counts)
-        latency.add_row(name, *map(measure.text, row["microseconds"].values()))
+        pairs = zip(row[FUSED].values(), row[PLAIN].values(), strict=True)
+        latency.add_row(name, *[f"{fused['median']:.0f} ({plain['median']:.0f})" for fused, plain in pairs])
     return [inside, latency]
 
 

@@ -37,6 +37,13 @@ def _sum_batched_products(n: Names, op: Op) -> Code:
     return Code(f"{n.object(torch.einsum)}('bhmk,bhkn->hmn', {n.row(op.args[0])}, {n.row(op.args[1])})")
 
 
+def _sum_matrix_products(n: Names, op: Op) -> Code:
+    a, b = op.args
+    shape = f"{n.spec(a).shape[0]}, {n.spec(b).shape[1]}"
+    left, right = n.row(a), n.row(b)
+    return Code(f"{n.object(torch.addbmm)}({left}.new_empty({shape}), {left}, {right}, beta=0)")
+
+
 def _sum_embedded(n: Names, op: Op) -> Code:
     grad, index, size, padding = op.args
     width = n.spec(grad).shape[-1]
@@ -71,5 +78,6 @@ def _sum_put(n: Names, op: Op) -> Code:
 ACROSS: dict[Any, Rule] = {
     Across("sum_rows"): _sum_rows, Across("take_sum"): _take_sum, Across("times_rows"): _times_rows,
     Across("sum_products"): _sum_products, Across("sum_batched_products"): _sum_batched_products,
+    Across("sum_matrix_products"): _sum_matrix_products,
     Across("sum_embedded"): _sum_embedded, Across("sparse_embedded"): _sparse_embedded, Across("sum_put"): _sum_put,
 }  # fmt: skip

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -166,9 +165,11 @@ class CompiledCell:
 
     @property
     def source(self) -> str:
-        return "\n".join(program.source for program in self.programs)
+        """The code of inference: what runs fused, as far as it was asked for, and what runs elsewhere."""
+        fused = [text for cell in self._fused.values() for text in cell.sources]
+        return "\n".join([*fused, *(program.source for program in self.programs)])
 
-    @cached_property
+    @property
     def plan(self) -> CellPlan:
         """What of the body is batched, where its values lie and what is copied: `print(cell.plan)`."""
         from edbatch.cells.plan import plan_of  # for people: a cell runs without it

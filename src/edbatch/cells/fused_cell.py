@@ -79,5 +79,12 @@ class FusedCell:
             )
         return self._trainings[key]
 
+    @property
+    def sources(self) -> list[str]:
+        """The code of all fused programs so far, for people."""
+        programs = [self.infer] if "infer" in self.__dict__ else []
+        programs += [p for training in self._trainings.values() for p in (training.forward, training.backward)]
+        return [text for program in programs for text in (program.source, *program.kernels)]
+
     def _fuse(self, body: Body, program: Program) -> Fused:
         return fuse(body, program, self.taken, self.exact_math, f"{self.cell.name} ({program.name})")

@@ -20,7 +20,7 @@ from edbatch.spec import Spec
 aten = torch.ops.aten
 
 SUM, TAKE, COUNT = Across("sum_rows"), Across("take_sum"), Across("times_rows")
-PRODUCT, PRODUCTS = Across("sum_products"), Across("sum_batched_products")
+PRODUCT, PRODUCTS, MATRICES = Across("sum_products"), Across("sum_batched_products"), Across("sum_matrix_products")
 EMBED, SPARSE, PUT = Across("sum_embedded"), Across("sparse_embedded"), Across("sum_put")
 
 # target -> operand places in which the op is linear while the others stay fixed
@@ -178,6 +178,9 @@ def _mm(draft: Draft, op: Op) -> tuple[Op, Any] | None:
     a, b = op.args
     if not _rows(draft, a, b):
         return None
+    made = draft.op(b)
+    if draft.spec(b).shape[0] > 1 and made is not None and made.target is aten.permute.default:
+        return Op(MATRICES, (a, b), (), op.spec), _keep  # as one product it would need copies of both, transposed
     return Op(PRODUCT, (permute(draft, a, (1, 0)), b), (), op.spec), _keep
 
 

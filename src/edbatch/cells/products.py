@@ -23,8 +23,7 @@ def mm(n: Names, op: Op) -> Code:
         return Code(f"{mm}({n.flat(a, k)}, {n.raw(b)})", form=_flat(m, width), out="out")
     if width == 1:
         return Code(f"{mm}({n.flat(b, k)}, {n.raw(a)}.t())", form=(m,), out="out")
-    columns = f"{n.row(b)}.transpose(1, 2).reshape(-1, {k})"
-    return Code(f"{mm}({columns}, {n.raw(a)}.t()).view(B, {width}, {m}).transpose(1, 2)")
+    return Code(f"{n.object(torch.bmm)}({n.raw(a)}.expand(B, {m}, {k}), {n.row(b)})", out="out")
 
 
 def _flat(lines: int, width: int) -> tuple[Any, ...]:
