@@ -30,8 +30,8 @@ class Pool:
         size = _round_up(size)
         with self._lock:
             free = self._free.get(device, [])
-            at = bisect.bisect_left(free, size, key=len)
-            if at < len(free) and len(free[at]) <= 2 * size:
+            at = bisect.bisect_left(free, size, key=torch.Tensor.numel)
+            if at < len(free) and free[at].numel() <= 2 * size:
                 return free.pop(at)
         with torch.inference_mode(False):  # a tensor made in inference mode could not be written outside it
             return torch.empty(size, dtype=torch.uint8, device=device)
@@ -39,13 +39,13 @@ class Pool:
     def give(self, buffers: list[torch.Tensor]) -> None:
         """Take buffers back; at most twice what the largest mini-batch needed is kept, the larger buffers first."""
         with self._lock:
-            self._largest = max(self._largest, sum(map(len, buffers)))
+            self._largest = max(self._largest, sum(map(torch.Tensor.numel, buffers)))
             for buffer in buffers:
-                bisect.insort(self._free.setdefault(buffer.device, []), buffer, key=len)
+                bisect.insort(self._free.setdefault(buffer.device, []), buffer, key=torch.Tensor.numel)
             for free in self._free.values():
-                excess = sum(map(len, free)) - 2 * self._largest
+                excess = sum(map(torch.Tensor.numel, free)) - 2 * self._largest
                 while excess > 0:
-                    excess -= len(free.pop(0))
+                    excess -= free.pop(0).numel()
 
     def __reduce__(self) -> tuple[type[Pool], tuple[()]]:
         return Pool, ()
