@@ -146,11 +146,11 @@ def tables(result: dict[str, Any]) -> list[Table]:
 
 def _floors(result: dict[str, Any]) -> Table:
     settings, machine = result["settings"], result["machine"]
-    what = "Forward and backward" if settings["mode"] == "train" else "Inference"
-    title = f"{what} and its products alone: {settings['batch_size']} examples, hidden size {settings['hidden']}"
+    is_training = settings["mode"] == "train"
+    title = (f"{'Forward and backward' if is_training else 'Inference'} against the products alone: "
+             f"{settings['batch_size']} examples, hidden size {settings['hidden']}")  # fmt: skip
     caption = (f"medians (quartiles) of {settings['rounds']} rounds; ratios are taken within rounds\n"
-               f"with key: every example was recorded before; {RUN}{' + backward' * (settings['mode'] == 'train')}: "
-               f"these stages of that call\n"
+               f"with key: every example was recorded before; {RUN}: these stages of that call\n"
                f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}")  # fmt: skip
     table = Table("", "", "ms", "to products alone", title=title, caption=caption, box=SIMPLE)
     for name, row in result["workloads"].items():
@@ -158,7 +158,8 @@ def _floors(result: dict[str, Any]) -> Table:
                             f"{row['gigaflops']:.3g} Gflop", style="bold")  # fmt: skip
         for contender, ms in row["ms"].items():
             ratio = row["ratio_to_products"].get(contender)
-            table.add_row("", contender, measure.text(ms), measure.text(ratio) if ratio else "")
+            label = f"{contender} + backward" if contender == RUN and is_training else contender
+            table.add_row("", label, measure.text(ms), measure.text(ratio) if ratio else "")
         if row["types_without_known_products"]:
             missing = ", ".join(row["types_without_known_products"])
             table.add_row("", f"not in the products, because they run as written: {missing}")
