@@ -41,6 +41,7 @@ def test_help_shows_examples():
         ["bench", "workloads"],
         ["bench", "segments"],
         ["bench", "dynet"],
+        ["bench", "floor"],
         ["workloads"],
         ["run"],
     ):
@@ -84,6 +85,8 @@ def test_module_and_version():
         (["cells", "--batch-sizes", "1,many"], 1, "error: '1,many' is no list of batch sizes; give numbers"),
         (["cells", "--batch-sizes", "0"], 1, "error: batch sizes must be 1 or more"),
         (["cells", "--json", "/missing/a.json"], 1, "error: cannot write /missing/a.json"),
+        (["bench", "floor", "--rounds", 2], 1, "error: 2 rounds are too few"),
+        (["bench", "floor", "trees"], 1, "error: no workload is called 'trees'; choose one of tree-lstm, "),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )

@@ -438,6 +438,42 @@ def bench_dynet(
         _measure(benchmark, json, lambda: benchmark.run(settings, data))
 
 
+@bench.command("floor")
+def bench_floor(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[WORKLOAD]...",
+            help="Some that `edbatch workloads` lists.",
+            show_default="tree-lstm lattice-lstm bilstm-tagger",
+        ),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Examples in a mini-batch.")] = 64,
+    hidden: Annotated[int, typer.Option(min=2, help="Hidden size; MV-RNN has half of it.")] = 256,
+    mode: Annotated[Mode, typer.Option(help="Forward only, or forward and backward.")] = Mode.infer,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds in which every contender runs once; at least 3.")] = 30,
+    threads: Annotated[int | None, typer.Option(min=1, help="Threads of torch. Default: torch's own choice.")] = None,
+    compile_time: Annotated[
+        bool, typer.Option("--compile-time", help="Also time the first call in fresh processes; takes minutes.")
+    ] = False,
+    data: Folder = None,
+    json: Json = None,
+) -> None:
+    """How close mini-batches come to their matrix products alone: run, end to end with key, and when recording.
+
+    Also what a launch costs when there is nothing to compute.
+
+    Example: `edbatch bench floor tree-lstm --batch-size 32 --hidden 128 --mode train --threads 2`
+    """
+    with _clear_errors():
+        from edbatch.bench import floor as benchmark
+
+        chosen = tuple(workload or benchmark.DEFAULT)
+        settings = benchmark.Settings(chosen, batch_size, hidden, mode.value, rounds, threads, compile_time)
+        settings.check()
+        _measure(benchmark, json, lambda: benchmark.run(settings, data))
+
+
 def _measure(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     from rich.console import Console
 

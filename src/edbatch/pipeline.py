@@ -71,6 +71,21 @@ class Pipeline:
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
     ) -> tuple[Any, Stats]:
         watch = Stopwatch()
+        execution, results = self.prepare(columns, keywords, policy, watch)
+        with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
+            execution.run()
+            gathered = [execution.gather(group) for group in results.groups]
+        stats = Stats.of(execution.plan, execution.lease.num_bytes, watch.seconds)
+        if execution.needs is None:
+            execution.lease.release()
+        else:
+            gathered = self._connect(execution, results, gathered, watch)
+        return results.assemble(gathered, stack), stats
+
+    def prepare(
+        self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, watch: Stopwatch
+    ) -> tuple[Execution, Results]:
+        """Everything before the first number is computed."""
         with watch("record"):
             recorded, results = self.record(columns, keywords)
         with watch("rewrite"):
@@ -82,15 +97,7 @@ class Pipeline:
             plan = make_plan(recorded, order)
         with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
             needs = self._needs(plan, results)
-            execution = Execution(plan, self.pool, needs, self.compiling)
-            execution.run()
-            gathered = [execution.gather(group) for group in results.groups]
-        stats = Stats.of(plan, execution.lease.num_bytes, watch.seconds)
-        if needs is None:
-            execution.lease.release()
-        else:
-            gathered = self._connect(execution, results, gathered, watch)
-        return results.assemble(gathered, stack), stats
+            return Execution(plan, self.pool, needs, self.compiling), results
 
     def record(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         """Record the function on every example of a mini-batch that is not known by its key."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -104,9 +104,9 @@ def _policy(name: str, batched: Batched) -> Any:
 class Race:
     """The contenders on one mini-batch."""
 
-    def __init__(self, model: nn.Module, examples: Sequence[Any]) -> None:
+    def __init__(self, model: nn.Module, examples: Sequence[Any], key: Callable[..., Hashable] | None = None) -> None:
         self.model, self.examples = model, examples
-        self.batched = edbatch.batch(model, stack="cat")
+        self.batched = edbatch.batch(model, stack="cat", key=key)
         self.one_by_one = OneByOne(model)
 
     def infer(self) -> None:

@@ -17,7 +17,7 @@ from edbatch.cells.body import Body
 from edbatch.cells.emit import emit
 from edbatch.cells.fused import Fused, fuse
 from edbatch.cells.program import Emitted, Program
-from edbatch.cells.split import infer, prologue, split
+from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.stack import stack_products
 from edbatch.spec import Spec
 
@@ -34,6 +34,7 @@ class FusedTraining:
     saved: tuple[Spec, ...]
     deferred: tuple[Spec, ...]
     finish_rows: Mask
+    plan: Split
     forward: Fused
     backward: Fused
     finish: Callable[..., tuple[torch.Tensor | None, ...]]
@@ -73,6 +74,7 @@ class FusedCell:
                 plan.saved,
                 plan.deferred,
                 tuple(("rows", i) in read for i in range(len(self.cell.rows))),
+                plan,
                 self._fuse(plan.body, plan.forward),
                 self._fuse(plan.body, plan.backward),
                 emit(plan.body, plan.finish).function,
