@@ -169,6 +169,10 @@ class Pipeline:
             t.requires_grad for t in recorded.outside
         ):
             return None
+        if not any(any(t.can_differentiate) for t in recorded.node_types) and all(
+            (group.refs >= 0).all() for group in results.groups
+        ):
+            return None  # all of it was recorded without grad
         table = recorded.table
         is_result = np.zeros(len(table.output_arenas), dtype=np.bool_)
         outputs = []

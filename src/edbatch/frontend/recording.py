@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 import torch
 
-from edbatch.cells.kernel import Kernel
+from edbatch.cells.kernel import Kernel, Mask
 from edbatch.planning.graph import Graph
 from edbatch.planning.layout import Ints, Slot, SlotTable
 from edbatch.spec import Spec
@@ -29,6 +29,11 @@ class NodeType:
     slot_specs: tuple[Spec | None, ...]
     shared: tuple[torch.Tensor, ...] = ()
     per_row: tuple[bool, ...] = ()
+
+    @cached_property
+    def can_differentiate(self) -> Mask:
+        """Which outputs can have a gradient at all."""
+        return self.kernel.differentiable((True,) * len(self.slots), (True,) * len(self.shared))
 
     def __repr__(self) -> str:
         return self.name

@@ -33,9 +33,10 @@ class Compiling:
     def kernel(self, node_type: NodeType) -> Any:
         """The kernel that runs a type: its fused form on the CPU, unless a dispatch mode must see every op."""
         kernel = node_type.kernel
-        on_cpu = all(spec is None or spec.device.type == "cpu" for spec in (*node_type.slot_specs, *kernel.outputs))
         fused = getattr(kernel, "fused", None)
-        if not self.on or fused is None or not on_cpu or torch._C._len_torch_dispatch_stack():
+        if not self.on or fused is None or torch._C._len_torch_dispatch_stack():
+            return kernel
+        if any(spec is not None and spec.device.type != "cpu" for spec in (*node_type.slot_specs, *kernel.outputs)):
             return kernel
         return fused(tuple(is_taken(kind) for kind in node_type.slots), self.exact_math)
 
