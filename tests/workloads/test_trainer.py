@@ -115,9 +115,9 @@ def test_unknown_workload():
 def test_the_second_interrupt_does_not_wait():
     with Interrupts() as interrupts:
         assert not interrupts.wanted
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
         assert interrupts.wanted
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            signal.raise_signal(signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):  # as before
-        os.kill(os.getpid(), signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
