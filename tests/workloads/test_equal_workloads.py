@@ -16,6 +16,16 @@ from edbatch.workloads import WORKLOADS
 
 POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"]
 DIM, NUM_EXAMPLES, NUM_STEPS = 4, 4, 20
+every_run = pytest.mark.parametrize(  # policies know nothing of how cells run: without kernels one is enough
+    ("case", "policy"),
+    [
+        pytest.param((name, how), policy, id=f"{name}-{how}-{policy}")
+        for name in WORKLOADS
+        for how, policies in (("compiled", POLICIES), ("plain", ["learned"]))
+        for policy in policies
+    ],
+    indirect=["case"],
+)
 
 
 @dataclass
@@ -29,18 +39,21 @@ class Case:
     gradients: list[torch.Tensor | None]
 
 
-@pytest.fixture(scope="module", params=WORKLOADS)
+@pytest.fixture(scope="module")
 def case(request) -> Case:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        workload = WORKLOADS[request.param]
+        name, how = request.param
+        workload = WORKLOADS[name]
         corpus = workload.corpus(None, 0, NUM_EXAMPLES)
         examples = [shortened(example) for example in corpus.train]
         model = workload.make(corpus, hidden=DIM)
     finally:
         torch.set_default_dtype(before)
-    batched = edbatch.batch(model, stack="cat")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDBATCH_COMPILE", "1")
+        batched = edbatch.batch(model, stack="cat", compile=how == "compiled")
     (losses, _), (guesses, lengths) = batched.one_by_one(examples)
     labels = [workload.labels(example) for example in examples]
     assert lengths.tolist() == list(map(len, labels))  # a guess for every label
@@ -62,7 +75,7 @@ def assert_equal(ours: torch.Tensor, theirs: torch.Tensor) -> None:
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9 * float(theirs.abs().max()))
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@every_run
 def test_training(case, policy):
     case.batched.train().policy = from_name(policy)
     (losses, _), (guesses, _) = case.batched(case.examples)
@@ -75,7 +88,7 @@ def test_training(case, policy):
     assert [t for t in case.batched.stats.types if t.runs_alone] == []
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@every_run
 def test_inference(case, policy):
     case.batched.eval().policy = from_name(policy)
     with torch.inference_mode():
@@ -85,6 +98,7 @@ def test_inference(case, policy):
     assert not losses.requires_grad
 
 
+@pytest.mark.parametrize("case", [(name, "compiled") for name in WORKLOADS], indirect=True, ids="-".join)
 def test_losses_of_training_steps(case):
     """The same weights, optimizer and mini-batches: after 20 steps the losses are still the same."""
     case.batched.train().policy = from_name("learned")

@@ -291,7 +291,8 @@ class _Fuser(Emitter):
         lines = "".join(f"        {line}\n" for line in self.lines)
         source = (
             "def bind(x):\n    n, own, begin, index = x.sizes, x.own, x.begin, x.index.data_ptr()\n"
-            f"{before}    def launch(b):\n        B, w, s = n[b], own[b], begin[b]\n{lines}    return launch\n"
+            f"{before}    def launch(b):\n        B, w, s = n[b], own[b], begin[b]\n{lines}"
+            "    launch.memory = x  # addresses keep nothing alive\n    return launch\n"
         )
         functions = compile_kernels([k.source for k in self.kernels], name)
         namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}

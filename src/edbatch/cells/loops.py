@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from edbatch.cells.body import Body, Op, Val
-from edbatch.cells.pointwise import CASTS, DTYPES, expression, is_known, number
+from edbatch.cells.pointwise import CASTS, DTYPES, FLOATS, expression, is_known, number
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -67,7 +67,15 @@ def is_soft(body: Body, index: int, exact_math: bool) -> bool:
     if op.target is aten._to_copy.default:
         return body.spec(op.args[0]).device == spec.device and spec.dtype in DTYPES
     plain = all(math.prod(body.spec(v).shape) in (1, size) for v in op.operands)
-    return plain and size > 0 and is_known(op, exact_math)
+    return plain and size > 0 and not _promotes(body, op) and is_known(op, exact_math)
+
+
+def _promotes(body: Body, op: Op) -> bool:
+    """Whether torch makes floats of integers or masks here, by rules that kernels do not know."""
+    if any(body.spec(v).dtype in FLOATS for v in op.operands):
+        return False
+    assert isinstance(op.spec, Spec)
+    return op.spec.dtype in FLOATS or any(isinstance(a, float) for a in (*op.args, *dict(op.kwargs).values()))
 
 
 def _flat_from(shape: Sequence[int], dim: int) -> bool:
@@ -240,7 +248,7 @@ class Loops:
         else:
             texts = [operand(a) for a in op.args]
             dtypes = [self.body.spec(v).dtype for v in op.operands]
-            dtype = next((d for d in dtypes if d is not torch.bool), torch.float32)
+            dtype = next((d for d in dtypes if d is not torch.bool), torch.int64)
             text = self._without_zeros(op, texts) or expression(op, texts, dtype, self.exact_math)
         assert text is not None
         return self._variable(width, text)

@@ -79,6 +79,7 @@ def _module(text: str, name: str) -> Any:
     path = cache_folder() / f"kernels_{key}.py"
     if not path.exists():
         log.warning("compiling the kernels of %s (once; they are kept in %s)", name, path.parent)
+        path.parent.mkdir(parents=True, exist_ok=True)  # it may have been deleted since
         write_atomically(path, text.encode())
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None

@@ -23,6 +23,7 @@ class _Scope:
     """The frozen tensors by identity, and what was made of them: (kernel, its shared tensors) -> (both, prologue)."""
 
     members: dict[int, Tensor]
+    outer: _Scope | None  # the scope that this one is in
     made: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
 
 
@@ -45,7 +46,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     """
     tensors = [*model.parameters(), *model.buffers()]
     before = [t._version for t in tensors]
-    token = _scope.set(_Scope({id(t): t for t in tensors}))
+    token = _scope.set(_Scope({id(t): t for t in tensors}, _scope.get()))
     try:
         yield model
     finally:
@@ -60,7 +61,9 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
 def prologue(kernel: Any, shared: Sequence[Tensor]) -> Any:
     """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen."""
     scope = _scope.get()
-    if scope is None or not all(id(t) in scope.members for t in shared):
+    while scope is not None and not all(id(t) in scope.members for t in shared):
+        scope = scope.outer
+    if scope is None:
         return kernel.prologue(shared)
     key = (id(kernel), *map(id, shared))
     if key not in scope.made:

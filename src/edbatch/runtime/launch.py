@@ -34,6 +34,7 @@ class Binding:
         self.out_grads: list[Any] = []
         self.sums: dict[Any, Any] = {}
         self._gradients: list[Tensor | None] = []
+        self._held: list[Tensor] = []
 
     def with_gradients(self, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any]) -> Binding:
         """For backward: the arenas of gradients, and where what waits for the end goes."""
@@ -59,8 +60,9 @@ class Binding:
         return found
 
     def shared(self, number: int) -> Tensor:
-        """A shared value with its elements in order."""
+        """A shared value with its elements in order; it lives as long as this."""
         value: Tensor = self.pro[number].contiguous()
+        self._held.append(value)
         return value
 
     def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

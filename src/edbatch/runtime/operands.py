@@ -11,6 +11,8 @@ from edbatch.planning.layout import Layout, Slot
 from edbatch.planning.schedule import Schedule
 from edbatch.spec import Spec
 
+LONG = 16  # terms; sums of more of them lose digits when they are added up one by one in float32
+
 
 class Operands:
     """Reads the slots of batches. The layout's arrays are held as lists: indexing those from Python is far cheaper."""
@@ -113,5 +115,9 @@ def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
     flat = arena.reshape(arena.shape[0], -1)
     if flat.shape[0] == 0:
         return arena.new_zeros(offsets.shape[0] - 1, *arena.shape[1:])
+    if arena.dtype == torch.float32 and index.shape[0] > LONG * offsets.shape[0]:
+        flat, index = flat.index_select(0, index).double(), torch.arange(index.shape[0], device=index.device)
+        total = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
+        return total.to(arena.dtype).view(-1, *arena.shape[1:])
     total = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
     return total.view(-1, *arena.shape[1:])

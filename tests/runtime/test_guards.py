@@ -1,0 +1,203 @@
+"""What a cell's body read of Python's state is compared once per call: after a change the cell is captured anew."""
+
+import enum
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+import edbatch
+
+DIM = 4
+X = torch.randn(6, DIM, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+
+
+class Kind(enum.Enum):
+    SOFT, HARD = 1, 2
+
+
+class Gate(nn.Module):
+    """A body that reads scalars of itself and of a module inside it."""
+
+    def __init__(self):
+        super().__init__()
+        self.temperature, self.steps, self.kind, self.name, self.scale = 1.0, 1, Kind.SOFT, "tanh", None
+        self.linear, self.dropout = nn.Linear(DIM, DIM), nn.Dropout(0.0)
+
+    def forward(self, x):
+        x = self.dropout(self.linear(x) / self.temperature)
+        for _ in range(self.steps):
+            x = getattr(torch, self.name)(x) if self.kind is Kind.SOFT else x.clamp(-0.1, 0.1)
+        return x * 3 if self.training else x if self.scale is None else x * self.scale
+
+
+def twice(cell):
+    return lambda x: cell(cell(x))
+
+
+@pytest.fixture
+def cell():
+    return edbatch.cell(Gate().double())
+
+
+@pytest.fixture
+def batched(cell, compilation):
+    """The function, and a check that it is as one by one, values and gradients."""
+    batched = edbatch.batch(twice(cell))
+    assert_as_one_by_one(batched, cell)
+    fused = [f for kernel in batched.pipeline.kernel_of.values() for f in kernel._fused]
+    assert bool(fused) == (compilation == "compiled")
+    return batched
+
+
+def assert_as_one_by_one(batched, cell):
+    with torch.no_grad():
+        inferred = batched(X)
+    wanted = [p for p in cell.parameters() if p.requires_grad]
+    found = []
+    for run in (batched, batched.one_by_one):
+        out = run(X)
+        found.append([out, *(torch.autograd.grad((out**2).sum(), wanted) if wanted else [])])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(inferred, found[1][0], rtol=1e-9, atol=1e-9)
+    return inferred
+
+
+def test_an_annealed_temperature(cell, batched):
+    seen = []
+    for step in range(9):  # more values than kernels are kept for
+        cell.temperature = 0.5 + 0.25 * step
+        seen.append(assert_as_one_by_one(batched, cell))
+    assert not any(torch.allclose(a, b) for a, b in pairwise(seen))
+    cell.temperature = 0.5
+    torch.testing.assert_close(assert_as_one_by_one(batched, cell), seen[0])
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("steps", 3), ("kind", Kind.HARD), ("name", "sigmoid"), ("temperature", 2), ("temperature", -1.0)],
+)
+def test_other_scalars(cell, batched, name, value):
+    before = assert_as_one_by_one(batched, cell)
+    original = getattr(cell, name)
+    setattr(cell, name, value)
+    assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+    setattr(cell, name, original)
+    torch.testing.assert_close(before, assert_as_one_by_one(batched, cell))
+
+
+def test_an_attribute_that_was_none(cell, batched):
+    cell.eval()
+    before = assert_as_one_by_one(batched, cell)
+    cell.scale = 2.0
+    assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+
+
+def test_mode(cell, batched):
+    training = assert_as_one_by_one(batched, cell)
+    cell.eval()
+    evaluated = assert_as_one_by_one(batched, cell)
+    assert not torch.allclose(training, evaluated)
+    cell.train()
+    torch.testing.assert_close(assert_as_one_by_one(batched, cell), training)
+
+
+def test_mode_of_a_module_inside(cell, batched):
+    """A cell in training mode with a part of it in eval mode: no values are dropped."""
+    cell.dropout.eval()
+    cell.dropout.p = 0.9
+    assert_as_one_by_one(batched, cell)
+
+
+def test_dropout_probability(cell, batched):
+    cell.dropout.p = 1.0
+    assert assert_as_one_by_one(batched, cell).abs().sum() == 0
+    cell.dropout.p = 0.5
+    cell.temperature = 1e-9  # what is not dropped is far from 0
+    with torch.no_grad():
+        share = (batched(X.repeat(50, 1)) == 0).double().mean()
+    assert 0.3 < share < 0.7
+    cell.dropout.p = 0.0
+    assert_as_one_by_one(batched, cell)
+
+
+@pytest.mark.parametrize("where", ["cell", "linear"])
+@pytest.mark.parametrize("kind", ["forward", "forward_pre"])
+def test_hooks(cell, batched, where, kind):
+    """A hook sees every call, and may change it; without it the cell is batched again."""
+    module, seen = (cell if where == "cell" else cell.linear), []
+
+    def forward(module, inputs, output):
+        seen.append(output.shape)
+        return output * 2
+
+    def forward_pre(module, inputs):
+        seen.append(inputs[0].shape)
+        return (inputs[0] * 2,)
+
+    before = assert_as_one_by_one(batched, cell)
+    hook = forward if kind == "forward" else forward_pre
+    handle = getattr(module, f"register_{kind}_hook")(hook)
+    assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+    seen.clear()
+    batched(X)
+    assert seen == [(DIM,)] * (2 * len(X))
+    assert all(t.runs_alone for t in batched.stats.types)
+    handle.remove()
+    seen.clear()
+    torch.testing.assert_close(assert_as_one_by_one(batched, cell), before)
+    assert not seen
+    assert not any(t.runs_alone for t in batched.stats.types)
+
+
+def test_requires_grad(cell, batched):
+    for wanted in ([False, True], [True, False], [False, False], [True, True]):
+        for p, want in zip(cell.parameters(), wanted, strict=True):
+            p.requires_grad_(want)
+            p.grad = None
+        assert_as_one_by_one(batched, cell)
+        out = batched(X)
+        assert out.requires_grad == any(wanted)
+        if any(wanted):
+            out.sum().backward()
+        assert [p.grad is not None for p in cell.parameters()] == wanted
+
+
+def test_a_parameter_becomes_a_buffer(cell, batched):
+    weight = cell.linear.weight.detach() * 2
+    del cell.linear.weight
+    cell.linear.register_buffer("weight", weight)
+    assert_as_one_by_one(batched, cell)
+    cell.linear.weight.mul_(3)
+    assert_as_one_by_one(batched, cell)
+
+
+def test_a_module_inside_is_replaced(cell, batched):
+    before = assert_as_one_by_one(batched, cell)
+    cell.linear = nn.Sequential(nn.Linear(DIM, DIM), nn.ReLU()).double()
+    assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+
+
+def test_surroundings(cell, batched):
+    """Grad mode and autocast are part of a node's type; nothing of them stays."""
+    before = assert_as_one_by_one(batched, cell)
+    with torch.inference_mode():
+        torch.testing.assert_close(batched(X), before)
+    cell.float()
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.no_grad():
+        ours, theirs = batched(X.float()), batched.one_by_one(X.float())
+        assert ours.dtype == theirs.dtype
+        torch.testing.assert_close(ours, theirs, rtol=2e-2, atol=2e-2)
+    cell.double()
+    torch.testing.assert_close(assert_as_one_by_one(batched, cell), before, rtol=1e-6, atol=1e-6)
+
+
+def test_keys_do_not_hide_changes(cell, compilation):
+    """Known examples are not recorded again, but the state of their cells is still compared."""
+    batched = edbatch.batch(twice(cell), key=lambda x: 0)
+    for change in ({}, {"temperature": 3.0}, {"name": "sigmoid"}, {"temperature": 1.0}):
+        for name, value in change.items():
+            setattr(cell, name, value)
+        assert_as_one_by_one(batched, cell)
