@@ -20,7 +20,7 @@ import torch
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms, add_up
 from edbatch.cells.loops import Kernel, Loops, Memory, is_soft
-from edbatch.cells.native import compile_kernels, run_in_parts
+from edbatch.cells.native import compile_kernels
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import VIEWS, batched, shared
@@ -28,7 +28,6 @@ from edbatch.spec import Spec
 
 aten = torch.ops.aten
 Mask = tuple[bool, ...]
-WORTH_SPLITTING = 1 << 16  # elements; handing work to another thread costs as much as some ten thousand
 
 
 @dataclass(frozen=True)
@@ -280,10 +279,7 @@ class _Fuser(Emitter):
     def _call(self, loops: Loops) -> None:
         if not loops.is_empty:
             kernel = loops.kernel()
-            name, arguments = f"kernel{len(self.kernels)}", ", ".join(kernel.arguments)
-            many = max(WORTH_SPLITTING // kernel.row_size, 2)
-            run = self.object(run_in_parts)
-            self.lines.append(f"{name}({arguments}, 0, 1) if B < {many} else {run}({name}, {arguments})")
+            self.lines.append(f"kernel{len(self.kernels)}({', '.join(kernel.arguments)})")
             self.kernels.append(kernel)
 
     def _bind(self, name: str) -> Fused:

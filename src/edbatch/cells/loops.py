@@ -37,15 +37,10 @@ class Memory(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A generated kernel: its source, the texts to call it with, and how many elements a row has for it.
-
-    Its last two parameters are `part` and `parts`: which columns of every loop this call does. Parts may run at the
-    same time, also when gradients are added to rows that repeat.
-    """
+    """A generated kernel: its source, and the texts to call it with."""
 
     source: str
     arguments: tuple[str, ...]
-    row_size: int
 
 
 class _Range(NamedTuple):
@@ -313,12 +308,11 @@ class Loops:
             row = row or f"load_i64(index, s{starts.index(memory.start)} + r, {INDEX_SCOPE})"
             lines.append(f"row_{name} = {row} * {self._number(memory.width)}")
         for width, body in self.loops.items():
-            n = self._number(width)
-            lines.append(f"for j in range({n} * part // parts, {n} * (part + 1) // parts):")
+            lines.append(f"for j in range({self._number(width)}):")
             lines += [f"    {line}" for line in body]
         begins, names = [f"s{i}" for i in range(len(starts))], [f"m{i}" for i in range(len(self.memories))]
-        parameters = ("B", "w", "index", *begins, *names, *self.numbers.values(), "part", "parts")
+        parameters = ("B", "w", "index", *begins, *names, *self.numbers.values())
         arguments = ("B", "w", "index", *starts, *self.memories, *map(str, self.numbers))
         text = "\n        ".join(lines)
         source = f"def kernel({', '.join(parameters)}):\n    for r in range(B):\n        {text}\n"
-        return Kernel(source, arguments, sum(self.loops))
+        return Kernel(source, arguments)

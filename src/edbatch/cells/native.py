@@ -14,12 +14,9 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from edbatch.atomic import write_atomically
 
@@ -55,22 +52,6 @@ def compile_kernels(sources: Sequence[str], name: str) -> list[Callable[..., Non
     with _LOCK:
         module = _module(text, name)
     return [getattr(module, f"kernel{i}") for i in range(len(sources))]
-
-
-def run_in_parts(kernel: Callable[..., None], *arguments: int) -> None:
-    """Run a kernel on two threads, half of the columns each; on one if torch has only one."""
-    if torch.get_num_threads() == 1:
-        kernel(*arguments, 0, 1)
-        return
-    other = _thread(os.getpid()).submit(kernel, *arguments, 1, 2)
-    kernel(*arguments, 0, 2)
-    other.result()
-
-
-@cache
-def _thread(process: int) -> ThreadPoolExecutor:
-    """The second thread; a forked process needs one of its own."""
-    return ThreadPoolExecutor(1, thread_name_prefix="edbatch")
 
 
 @cache
