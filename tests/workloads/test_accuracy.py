@@ -54,3 +54,14 @@ def test_errors_are_at_most_twice_torchs_own(compiled, name):
         if all_
     }
     assert {what: (ours, theirs) for what, (ours, theirs) in roots.items() if ours > 2 * theirs + 1e-7} == {}
+
+
+@pytest.mark.parametrize("length", [3, 30, 3000])
+def test_long_sums(compilation, length):
+    """Added up one after the other, thousands of float32 numbers would lose two digits."""
+    root = edbatch.cell(lambda x: torch.sqrt(x))
+    batched = edbatch.batch(lambda numbers: torch.stack([root(x) for x in numbers]).sum(0))
+    columns = torch.rand(5, length).tolist()
+    exact = torch.tensor(columns).sqrt().double().sum(1)
+    ours, theirs = ((run(columns) - exact).norm() / exact.norm() for run in (batched, batched.one_by_one))
+    assert ours <= 2 * theirs + 1e-7

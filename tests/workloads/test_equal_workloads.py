@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pytest
@@ -39,12 +40,16 @@ class Case:
     gradients: list[torch.Tensor | None]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def case(request) -> Case:
+    return make_case(*request.param)
+
+
+@cache
+def make_case(name: str, how: str) -> Case:
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
-        name, how = request.param
         workload = WORKLOADS[name]
         corpus = workload.corpus(None, 0, NUM_EXAMPLES)
         examples = [shortened(example) for example in corpus.train]
