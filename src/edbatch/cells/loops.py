@@ -144,6 +144,7 @@ class Loops:
         self.known: dict[tuple[int, Any], str] = {}  # (width, element) -> variable
         self.memories: dict[str, Memory] = {}
         self.numbers: dict[int, str] = {}
+        self.floats: dict[tuple[int, int], tuple[str, float]] = {}  # (value, place among its operands) -> parameter
         self.scatters: set[str] = set()
         self.count = 0
 
@@ -231,7 +232,12 @@ class Loops:
         return self._computed(op, at, width)
 
     def _computed(self, op: Op, at: _Range, width: int) -> str:
-        def operand(tree: Any) -> Any:
+        dtypes = [self.body.spec(v).dtype for v in op.operands]
+        dtype = next((d for d in dtypes if d is not torch.bool), torch.int64)
+
+        def operand(tree: Any, place: int = 0) -> Any:
+            if isinstance(tree, float) and dtype in FLOATS and op.target is not aten.pow.Tensor_Scalar:
+                return self._float(tree, (at.value, place), dtype)
             if not isinstance(tree, Val):
                 return tree
             one = self._size(tree.index) == 1
@@ -241,9 +247,7 @@ class Loops:
             assert isinstance(op.spec, Spec)
             text: str | None = f"{CASTS[op.spec.dtype]}({operand(op.args[0])})"
         else:
-            texts = [operand(a) for a in op.args]
-            dtypes = [self.body.spec(v).dtype for v in op.operands]
-            dtype = next((d for d in dtypes if d is not torch.bool), torch.int64)
+            texts = [operand(a, place) for place, a in enumerate(op.args)]
             text = self._without_zeros(op, texts) or expression(op, texts, dtype, self.exact_math)
         assert text is not None
         return self._variable(width, text)
@@ -254,6 +258,13 @@ class Loops:
             left, right = ((t in ("float32(0)", "float64(0)")) for t in texts)
             return str(texts[1]) if left else str(texts[0]) if right else None
         return None
+
+    def _float(self, value: float, place: tuple[int, int], dtype: torch.dtype) -> str:
+        """A parameter for a number of the body, so that a kernel is not compiled anew when it changes."""
+        if value in (0.0, 1.0):
+            return self._constant(value, dtype)
+        name, _ = self.floats.setdefault(place, (f"c{len(self.floats)}", value))
+        return f"{CASTS[dtype]}({name})"
 
     def _constant(self, value: Any, dtype: torch.dtype) -> str:
         text = number(value, dtype)
@@ -311,8 +322,10 @@ class Loops:
             lines.append(f"for j in range({self._number(width)}):")
             lines += [f"    {line}" for line in body]
         begins, names = [f"s{i}" for i in range(len(starts))], [f"m{i}" for i in range(len(self.memories))]
-        parameters = ("B", "w", "index", *begins, *names, *self.numbers.values())
-        arguments = ("B", "w", "index", *starts, *self.memories, *map(str, self.numbers))
+        floats = self.floats.values()
+        parameters = ("B", "w", "index", *begins, *names, *self.numbers.values(), *(name for name, _ in floats))
+        values = [repr(v) if math.isfinite(v) else f'float("{v}")' for _, v in floats]
+        arguments = ("B", "w", "index", *starts, *self.memories, *map(str, self.numbers), *values)
         text = "\n        ".join(lines)
         source = f"def kernel({', '.join(parameters)}):\n    for r in range(B):\n        {text}\n"
         return Kernel(source, arguments)
