@@ -4,6 +4,8 @@ import pytest
 import torch
 from hypothesis import settings
 
+from edbatch.runtime import forward
+
 settings.register_profile("edbatch", deadline=None, derandomize=True)  # the first example may compile kernels
 settings.load_profile("edbatch")
 os.environ.setdefault("EDBATCH_COMPILE", "0")  # kernels are compiled where a test asks for it, not by all tests
@@ -16,10 +18,18 @@ def _seeded():
     torch.manual_seed(0)
 
 
+class NoFallback:
+    """Kernels that cannot be made are an error in tests, not a warning."""
+
+    def warning(self, text, name, exc_info):
+        raise AssertionError(text % name)
+
+
 @pytest.fixture(params=["compiled", "plain"])
 def compilation(request, monkeypatch):
     """Runs a test twice: with cells as fused kernels, and as torch ops."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1" if request.param == "compiled" else "0")
+    monkeypatch.setattr(forward, "log", NoFallback())
     return request.param
 
 
@@ -27,3 +37,4 @@ def compilation(request, monkeypatch):
 def compiled(monkeypatch):
     """Cells run as fused kernels."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1")
+    monkeypatch.setattr(forward, "log", NoFallback())

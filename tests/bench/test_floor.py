@@ -70,7 +70,7 @@ def profiled(function):
     """The shapes of the products that torch computes."""
     with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
         function()
-    skip = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+    skip = {"aten::mm": 0, "aten::addmm": 1, "aten::bmm": 0, "aten::baddbmm": 1, "aten::addbmm": 1}
     calls = [(event.name, event.input_shapes) for event in record.events() if event.name in skip]
     shapes = [(tuple(s[skip[name]]), tuple(s[skip[name] + 1])) for name, s in calls]
     return Counter((math.prod(a[:-2]), *a[-2:], b[-1]) for a, b in shapes)

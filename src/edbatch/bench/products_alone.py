@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.eager import EagerKernel
-from edbatch.cells.linear import PRODUCT, PRODUCTS
+from edbatch.cells.linear import MATRICES, PRODUCT, PRODUCTS
 from edbatch.cells.program import Program
 from edbatch.cells.split import infer, prologue
 from edbatch.runtime.forward import Execution
@@ -95,11 +95,14 @@ def products_of(body: Body, program: Program, num_rows: int) -> Iterator[tuple[i
 
 
 def _matrices(body: Body, op: Op, num_rows: int) -> Product:
-    """Rows times a shared matrix are one product of all rows; see `cells/products.py`."""
+    """Rows times a shared matrix are one product of all rows, a shared matrix times rows one each; see
+    `cells/products.py`."""
     left, right = op.args[-2:]
     (m, k), n = body.spec(left).shape, body.spec(right).shape[1]
     dtype, are_rows = body.spec(left).dtype, (body.is_row[left.index], body.is_row[right.index])
     if are_rows == (True, True):
+        return Product(num_rows, m, k, n, dtype)
+    if are_rows == (False, True) and n > 1:
         return Product(num_rows, m, k, n, dtype)
     if are_rows == (False, True):
         return Product(1, num_rows * n, k, m, dtype, (False, not _is_turned(body, left)))
@@ -119,6 +122,12 @@ def _summed(body: Body, op: Op, num_rows: int) -> Product:
     return Product(1, m, num_rows * height, n, body.spec(op.args[0]).dtype, (True, False))
 
 
+def _summed_matrices(body: Body, op: Op, num_rows: int) -> Product:
+    """The sum over all rows of left × right, both matrices."""
+    (m, k), n = body.spec(op.args[0]).shape, body.spec(op.args[1]).shape[1]
+    return Product(num_rows, m, k, n, body.spec(op.args[0]).dtype)
+
+
 def _summed_lists(body: Body, op: Op, num_rows: int) -> Product:
     (count, m, k), n = body.spec(op.args[0]).shape, body.spec(op.args[1]).shape[2]
     return Product(count, m, num_rows * k, n, body.spec(op.args[0]).dtype)
@@ -132,7 +141,7 @@ def _is_turned(body: Body, value: Val) -> bool:
 _RULES: dict[Any, Callable[[Body, Op, int], Product]] = {
     aten.mm.default: _matrices, aten.addmm.default: _matrices,
     aten.bmm.default: _lists_of_matrices, aten.baddbmm.default: _lists_of_matrices,
-    PRODUCT: _summed, PRODUCTS: _summed_lists,
+    PRODUCT: _summed, PRODUCTS: _summed_lists, MATRICES: _summed_matrices,
 }  # fmt: skip
 
 

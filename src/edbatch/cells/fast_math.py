@@ -32,13 +32,12 @@ from numba import njit
 from edbatch.cells.intrinsics import exponent, leading_bits, mantissa, times_power_of_two
 
 # Flags belong to instructions, and numba gives a caller's flags only to the caller's own: what is inlined keeps the
-# flags it was compiled with. So `reassoc` in a caller does not undo the compensated steps below. Yet kernels do without
-# it, for it changes what a model computes, (x + y) - y say; sums over a row use `intrinsics.add_up`. `nsz` and `arcp`
-# gain nothing.
-FLAGS = {"contract"}
+# flags it was compiled with. Kernels do without any, for they change what a model computes: with `contract` the
+# difference x * x - y * y of equal x and y is not 0, with `reassoc` (x + y) - y is x.
+FLAGS: set[str] = set()
 
 _FUNCTION: dict[str, Any] = {
-    "fastmath": FLAGS,
+    "fastmath": {"contract"},
     "error_model": "numpy",
     "cache": True,
     "no_cpython_wrapper": True,

@@ -97,9 +97,14 @@ class Summing:
         self.draft, self.available = draft, available
         self.sums: list[Val] = []
         self._summed: dict[int, Val] = {}
+        self._collected: set[int] = set()
+        self._reached: dict[int, bool] = {}
 
     def collect(self, value: Val) -> None:
         """Finds the products below a gradient: their operands will be stored."""
+        if value.index in self._collected:
+            return
+        self._collected.add(value.index)
         product = self._product(value)
         if product is not None:
             found, _ = product
@@ -136,8 +141,10 @@ class Summing:
         return base(self.draft, value).index in self.available or value.index in self.available
 
     def _reaches(self, value: Val) -> bool:
-        done = self._product(value) is not None or self._is_available(value)
-        return done or any(self._reaches(v) for v in self._operands(value))
+        if value.index not in self._reached:
+            done = self._product(value) is not None or self._is_available(value)
+            self._reached[value.index] = done or any(self._reaches(v) for v in self._operands(value))
+        return self._reached[value.index]
 
     def _operands(self, value: Val) -> list[Val]:
         """The row operands through which the sum over rows may move inwards; none if the op is not linear in them."""

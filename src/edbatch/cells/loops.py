@@ -142,6 +142,8 @@ class Loops:
         self.body, self.find, self.exact_math = body, find, exact_math
         self.loops: dict[int, list[str]] = {}  # by width: its lines
         self.known: dict[tuple[int, Any], str] = {}  # (width, element) -> variable
+        self.cuts: dict[int, set[int]] = {}
+        self.elements: dict[tuple[_Range, int], str] = {}
         self.memories: dict[str, Memory] = {}
         self.numbers: dict[int, str] = {}
         self.floats: dict[tuple[int, int], tuple[str, float]] = {}  # (value, place among its operands) -> parameter
@@ -179,6 +181,11 @@ class Loops:
 
     def _cuts(self, value: int) -> set[int]:
         """Where the way in which a value's elements are computed changes."""
+        if value not in self.cuts:
+            self.cuts[value] = self._find_cuts(value)
+        return self.cuts[value]
+
+    def _find_cuts(self, value: int) -> set[int]:
         op = self.body.op(value)
         if self.find(value) is not None or op is None or not self.body.is_row[value]:
             return set()
@@ -202,8 +209,13 @@ class Loops:
         assert found is not None
         return found
 
-    def _element(self, at: _Range, width: int) -> Any:
-        """The variable that holds element j of a range, in the loop of this width."""
+    def _element(self, at: _Range, width: int) -> str:
+        """The text of element j of a range in the loop of this width: a variable or a constant."""
+        if (at, width) not in self.elements:
+            self.elements[at, width] = self._make_element(at, width)
+        return self.elements[at, width]
+
+    def _make_element(self, at: _Range, width: int) -> str:
         memory = self.find(at.value)
         op = self.body.op(at.value)
         if memory is not None:

@@ -46,7 +46,13 @@ def expression(op: Op, operands: list[Any], dtype: torch.dtype, exact_math: bool
     text = rule(*texts, **dict(op.kwargs))
     if text is None:
         return None
-    text = text.replace("ONE", f"{CASTS[dtype]}(1)").replace("ZERO", f"{CASTS[dtype]}(0)")
+    if op.spec is not None and getattr(op.spec, "dtype", None) is torch.bool:
+        text = f"bool({text})"  # in registers True + True would be 2
+    text = (
+        text.replace("HUNDREDTH", f"{CASTS[dtype]}(0.01)")
+        .replace("ONE", f"{CASTS[dtype]}(1)")
+        .replace("ZERO", f"{CASTS[dtype]}(0)")
+    )
     return _FUNCTIONS.sub(rf"\1_{DTYPES[dtype]}(", text)
 
 
@@ -110,11 +116,11 @@ TABLE: dict[Any, Expression] = {
     aten.relu.default: _form("(ZERO if {a} <= ZERO else {a})"),
     aten.where.self: _form("({b} if {a} else {c})"), aten.masked_fill.Scalar: _form("({c} if {b} else {a})"),
     aten.clamp.default: _clamp, aten.pow.Tensor_Scalar: _pow, aten.addcmul.default: _addcmul,
-    aten.logical_not.default: _form("not {a}"), aten.logical_and.default: _form("({a} and {b})"),
+    aten.logical_not.default: _form("not {a}"), aten.logical_and.default: _form("({a} != 0) & ({b} != 0)"),
     aten.sigmoid_backward.default: _form("{a} * (ONE - {b}) * {b}"),
     aten.tanh_backward.default: _form("{a} * (ONE - {b} * {b})"),
     aten.threshold_backward.default: _form("(ZERO if {b} <= {c} else {a})"),
-    aten.leaky_relu.default: lambda a, b="0.01": f"({a} if {a} > ZERO else {a} * {b})",
+    aten.leaky_relu.default: lambda a, b="HUNDREDTH": f"({a} if {a} > ZERO else {a} * {b})",
     aten.exp.default: _form("exp({a})"), aten.tanh.default: _form("tanh({a})"),
     aten.sigmoid.default: _form("sigmoid({a})"), aten.log.default: _form("log({a})"),
     aten.silu.default: _form("silu({a})"), aten.gelu.default: _gelu, aten.softplus.default: _softplus,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from edbatch.cells.body import Body, Draft, Op, Val, live_values, rebuild, renamed
-from edbatch.cells.linear import PRODUCT, SUM, base
+from edbatch.cells.linear import PRODUCT, SUM
 from edbatch.cells.simplify import view
 from edbatch.spec import Spec
 
@@ -59,7 +59,8 @@ def _is_product(body: Body, index: int) -> bool:
     return body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[0] == 1
 
 
-def _behind_views(body: Body, value: Val) -> Val:
+def _behind_views(body: Body | Draft, value: Val) -> Val:
+    """The value that this one is in another shape; slices are values of their own."""
     while (op := body.op(value)) is not None and op.target is aten.view.default:
         value = op.args[0]
     return value
@@ -256,8 +257,8 @@ def stack_sums(draft: Draft, totals: Sequence[Val | None]) -> list[Val | None]:
         op = draft.op(value)
         if value.index in now or op is None:
             continue
-        if op.target == SUM and base(draft, op.args[0]).index in pieces:
-            now[value.index] = _sum_of_piece(draft, op, *pieces[base(draft, op.args[0]).index])
+        if op.target == SUM and _behind_views(draft, op.args[0]).index in pieces:
+            now[value.index] = _sum_of_piece(draft, op, *pieces[_behind_views(draft, op.args[0]).index])
         else:
             now[value.index] = draft.add(op.replace(lambda v: now.get(v.index, v)))
     return [None if t is None else now.get(t.index, t) for t in totals]
@@ -274,7 +275,7 @@ def _stack_group(draft: Draft, group: list[Val], now: dict[int, Val], pieces: di
     for value, left in zip(group, lefts, strict=True):
         end = begin + draft.spec(left).shape[1]
         now[value.index] = draft.call(aten.slice.Tensor, product, 0, begin, end, spec=draft.spec(value))
-        pieces.setdefault(base(draft, left).index, (wide, begin))
+        pieces.setdefault(_behind_views(draft, left).index, (wide, begin))
         begin = end
 
 

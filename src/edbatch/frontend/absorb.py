@@ -61,7 +61,8 @@ def _kind(node_type: NodeType) -> Slot | None:
 def _takes(consumer: NodeType, k: int, total: NodeType) -> bool:
     """Whether slot k of a type could read the terms of a type of sums itself."""
     slot = consumer.slots[k]
-    is_single = slot == Slot.ONE or (slot == _kind(total) and _kind(consumer) is None)
+    # A sum of sums is a sum of all terms; a mean of means is not their mean.
+    is_single = slot == Slot.ONE or (slot == _kind(total) == Slot.SUM and _kind(consumer) is None)
     is_single &= consumer.slot_specs[k] == total.kernel.outputs[0]
     if not is_single or total.kernel.grad:  # type: ignore[attr-defined]
         return is_single

@@ -22,7 +22,7 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[torch.Tensor]] = {}
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a collection of garbage inside may return buffers
         self._largest = 0  # bytes that one mini-batch has returned
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
@@ -42,7 +42,7 @@ class Pool:
             self._largest = max(self._largest, sum(map(torch.Tensor.numel, buffers)))
             for buffer in buffers:
                 bisect.insort(self._free.setdefault(buffer.device, []), buffer, key=torch.Tensor.numel)
-            for free in self._free.values():
+            for free in list(self._free.values()):
                 excess = sum(map(torch.Tensor.numel, free)) - 2 * self._largest
                 while excess > 0:
                     excess -= free.pop(0).numel()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ from edbatch.runtime.launch import Binding, is_taken
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
 from edbatch.spec import Spec
+
+log = logging.getLogger("edbatch")
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,10 @@ class Execution:
     def run(self) -> None:
         """Compute every value of the mini-batch."""
         self._take_outside()
-        for t, kernel in enumerate(self.kernels):
-            self.prologues[t] = prologue(kernel, self.types[t].shared)
-            if self.needs is not None and any(self.needs.outs[t]):
-                training = kernel.training(self.needs.rows[t], self.needs.shared[t], self.needs.outs[t])
-                self.training[t] = training
+        for t in range(len(self.types)):
+            self.training[t] = training = self._compile(t)
+            self.prologues[t] = prologue(self.kernels[t], self.types[t].shared)
+            if training is not None:
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
         scratch = Lease(self.lease.pool)
         launch = [self._launcher(t, scratch) for t in range(len(self.types))]
@@ -135,6 +137,22 @@ class Execution:
             error.add_note(self._where(batch, t))
             raise
         scratch.release()
+
+    def _compile(self, t: int) -> Any:
+        """A type's training form, or None. A fused form that cannot be made gives way to the plain one."""
+        needs = None if self.needs is None or not any(self.needs.outs[t]) else self.needs
+        kernel, plain = self.kernels[t], self.types[t].kernel
+        try:
+            if needs is None:
+                _ = kernel.infer  # a fused form is made now
+                return None
+            return kernel.training(needs.rows[t], needs.shared[t], needs.outs[t])
+        except Exception:
+            if kernel is plain:
+                raise
+            log.warning("the kernels of %s could not be made; it runs as torch ops", self.types[t].name, exc_info=True)
+            self.kernels[t] = plain
+            return self._compile(t)
 
     def _launcher(self, t: int, scratch: Lease) -> Callable[[int], None]:
         """The function that runs a batch of a type."""

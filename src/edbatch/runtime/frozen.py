@@ -60,7 +60,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
 
 def prologue(kernel: Any, shared: Sequence[Tensor]) -> Any:
     """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen."""
-    scope = _scope.get()
+    scope = _scope.get() if hasattr(kernel, "body") else None  # what runs one by one keeps the graphs of a call there
     while scope is not None and not all(id(t) in scope.members for t in shared):
         scope = scope.outer
     if scope is None:

@@ -1,7 +1,7 @@
 """Rows copied, summed and added back by their numbers: what fused programs do to operands that torch ops read.
 
 All take addresses, see `cells/elements.py`: `index` holds the numbers of rows, from `begin` on; for sums also, `size`
-entries later, where the rows of each node begin.
+entries later, where the rows of each node begin. Long sums are added up in float64, or they would lose digits.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ _TOTAL = """def kernel(B, index, begin, size, source, target, width, is_mean):
     for r in range(B):
         first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
         row, at = load_i64(index, begin + first, 0) * width, r * width
-        for j in range(width):
-            store_T(target, at + j, load_T(source, row + j, 1), 2)
-        for k in range(first + 1, last):
-            row = load_i64(index, begin + k, 0) * width
+        if last - first > 16:
             for j in range(width):
-                store_T(target, at + j, load_T(target, at + j, 2) + load_T(source, row + j, 1), 2)
+                total = 0.0
+                for k in range(first, last):
+                    total += load_T(source, load_i64(index, begin + k, 0) * width + j, 1)
+                store_T(target, at + j, CAST(total), 2)
+        else:
+            for j in range(width):
+                store_T(target, at + j, load_T(source, row + j, 1), 2)
+            for k in range(first + 1, last):
+                row = load_i64(index, begin + k, 0) * width
+                for j in range(width):
+                    store_T(target, at + j, load_T(target, at + j, 2) + load_T(source, row + j, 1), 2)
         if is_mean and last - first > 1:
             for j in range(width):
                 store_T(target, at + j, load_T(target, at + j, 2) / CAST(last - first), 2)
