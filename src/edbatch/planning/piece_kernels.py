@@ -1,7 +1,7 @@
 """The loops of `frontend/pieces.py`, compiled by numba: a recording cut into its examples, and put together again.
 
 References are as in `layout.py`: `node + output * REF`, or `-1 - number` for an input from outside. In a piece, nodes,
-inputs from outside and types are numbered from 0.
+inputs from outside and types are numbered from 0. Graphs are rewritten later, so no slot is a mean yet.
 """
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
