@@ -11,6 +11,8 @@ import edbatch
 import zoo
 
 POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"]
+WAYS = [*((policy, "compiled") for policy in POLICIES), ("depth", "plain"), ("learned", "plain")]
+way = pytest.mark.parametrize(("policy", "compilation"), WAYS, indirect=["compilation"])
 case = pytest.mark.parametrize("case", zoo.CASES, ids=lambda c: c.name)
 
 
@@ -37,7 +39,7 @@ def assert_equal(ours, theirs, rtol):
 
 
 @case
-@pytest.mark.parametrize("policy", POLICIES)
+@way
 def test_training(case, policy, compilation):
     model, columns = zoo.make(case, seed=POLICIES.index(policy))
     batched = edbatch.batch(model, policy=policy, stack=case.stack)
@@ -48,7 +50,7 @@ def test_training(case, policy, compilation):
 
 
 @case
-@pytest.mark.parametrize("policy", POLICIES)
+@way
 def test_inference(case, policy, compilation):
     model, columns = zoo.make(case, seed=POLICIES.index(policy))
     batched = edbatch.batch(model.eval(), policy=policy, stack=case.stack)
