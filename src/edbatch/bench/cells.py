@@ -113,6 +113,7 @@ class OneBatch:
         self.sizes, self.own, self.begin = [size], [0], [[0] * len(self.rows)]
         self.index = torch.arange(size)
         fused = cell.fused((False,) * len(self.rows), exact_math=False)
+        assert fused is not None, "these cells can be fused"
         self.pro = fused.prologue(cell.bound)
         self._launch = fused.infer.bind(self)
         self._plain_pro = cell.prologue(cell.bound)

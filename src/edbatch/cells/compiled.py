@@ -90,13 +90,17 @@ class CompiledCell:
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
-    _fused: dict[tuple[Mask, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
+    _fused: dict[tuple[Mask, bool], FusedCell | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def fused(self, taken: Mask, exact_math: bool) -> FusedCell:
-        """The cell as launches of fused kernels, for the CPU; see `FusedCell`."""
+    def fused(self, taken: Mask, exact_math: bool) -> FusedCell | None:
+        """The cell as launches of fused kernels, for the CPU; see `FusedCell`. None if that was given up."""
         from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
 
         return self._fused.setdefault((taken, exact_math), FusedCell(self, taken, exact_math))
+
+    def give_up(self, fused: FusedCell) -> None:
+        """A fused form cannot be made: it is not tried again."""
+        self._fused[fused.taken, fused.exact_math] = None
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound])
@@ -166,7 +170,7 @@ class CompiledCell:
     @property
     def source(self) -> str:
         """The code of inference: what runs fused, as far as it was asked for, and what runs elsewhere."""
-        fused = [text for cell in self._fused.values() for text in cell.sources]
+        fused = [text for cell in self._fused.values() if cell for text in cell.sources]
         return "\n".join([*fused, *(program.source for program in self.programs)])
 
     @property

@@ -20,7 +20,7 @@ DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.bool: "b8", torch.in
 CASTS = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64", torch.bool: "bool_"}
 FLOATS = (torch.float32, torch.float64)
 
-_FUNCTIONS = re.compile(r"\b(exp|tanh|sigmoid|log|silu|gelu|softplus|erf|log1p)\(")
+_FUNCTIONS = re.compile(r"\b(exp|expm1|tanh|sigmoid|log|silu|gelu|softplus|erf|log1p)\(")
 Expression = Callable[..., str | None]
 
 
@@ -125,9 +125,11 @@ TABLE: dict[Any, Expression] = {
     aten.sigmoid.default: _form("sigmoid({a})"), aten.log.default: _form("log({a})"),
     aten.silu.default: _form("silu({a})"), aten.gelu.default: _gelu, aten.softplus.default: _softplus,
     aten.erf.default: _form("erf({a})"), aten.log1p.default: _form("log1p({a})"),
+    aten.expm1.default: _form("expm1({a})"),
     aten.silu_backward.default: _form("{a} * sigmoid({b}) * (ONE + {b} * (ONE - sigmoid({b})))"),
 }  # fmt: skip
 APPROXIMATED = frozenset({
     aten.exp.default, aten.tanh.default, aten.sigmoid.default, aten.log.default, aten.silu.default, aten.gelu.default,
     aten.softplus.default, aten.erf.default, aten.log1p.default, aten.silu_backward.default,
+    aten.expm1.default,
 })  # fmt: skip

@@ -88,9 +88,7 @@ def _read_pieces(body: Body) -> Body:
         if op.target is aten.mm.default and body.is_row[index]:
             args = []
             for given in op.args:
-                base = given
-                while (made := draft.op(base)) is not None and made.target is aten.view.default:
-                    base = made.args[0]
+                base = _behind_views(draft, given)
                 known = found.get(base.index) if base.index < len(body.rows) else None
                 if known is not None and known[0].index in now:
                     shape, size = draft.spec(given).shape, draft.spec(base).shape[0]
@@ -164,7 +162,7 @@ def _sum_products(body: Body) -> Body:
                 total = draft.call(aten.add.Tensor, total, now[t], spec=spec)
         return total
 
-    return rebuild(_walk(body, rewrite, _shared_first(body)))
+    return _walk(body, rewrite, _shared_first(body))
 
 
 def _is_sum(body: Body, index: int) -> bool:
@@ -223,8 +221,9 @@ def _shared_first(body: Body) -> list[int]:
 
 def _early(body: Body, values: Sequence[Val]) -> list[int]:
     """The ops in an order in which these values are computed first."""
-    first = sorted(i for i in live_values(body, values) if i >= body.num_inputs)
-    return first + [i for i in range(body.num_inputs, len(body.specs)) if i not in set(first)]
+    early = live_values(body, values)
+    ops = range(body.num_inputs, len(body.specs))
+    return [i for i in ops if i in early] + [i for i in ops if i not in early]
 
 
 def _walk(body: Body, rewrite: Callable[[Draft, int, Op, dict[int, Val]], Val], order: Sequence[int]) -> Body:

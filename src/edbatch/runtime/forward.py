@@ -41,7 +41,7 @@ class Compiling:
             return kernel
         if any(spec is not None and spec.device.type != "cpu" for spec in (*node_type.slot_specs, *kernel.outputs)):
             return kernel
-        return fused(tuple(is_taken(kind) for kind in node_type.slots), self.exact_math)
+        return fused(tuple(is_taken(kind) for kind in node_type.slots), self.exact_math) or kernel
 
 
 OFF = Compiling(on=False)
@@ -151,6 +151,7 @@ class Execution:
             if kernel is plain:
                 raise
             log.warning("the kernels of %s could not be made; it runs as torch ops", self.types[t].name, exc_info=True)
+            plain.give_up(kernel)  # type: ignore[attr-defined]
             self.kernels[t] = plain
             return self._compile(t)
 
