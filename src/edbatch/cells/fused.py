@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from edbatch.cells.blocks import find_blocks
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms, add_up
 from edbatch.cells.loops import Kernel, Loops, Memory, is_soft
@@ -70,6 +71,7 @@ class _Fuser(Emitter):
             for slot, value in enumerate(program.returns or ())
             if value is not None and self._is_indexed(slot)
         }
+        self.blocks = find_blocks(body, program, self.soft, self._read_as_tensors() | set(self.places))
 
     # ---- phases
 
@@ -105,14 +107,19 @@ class _Fuser(Emitter):
 
     def _stored(self) -> list[int]:
         """The soft values that kernels write to memory: results, and what torch ops read."""
-        wanted = {v.index for _, v in self.program.sums} | set(self.places)
+        wanted = self._read_as_tensors() | set(self.places)
+        return [i for i in self.program.ops if i in self.soft and i in wanted]
+
+    def _read_as_tensors(self) -> set[int]:
+        """The values that torch ops read, and what becomes of them at the end."""
+        found = {v.index for _, v in self.program.sums}
         for index in self.program.ops:
             if index not in self.soft:
-                wanted |= {self._root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
+                found |= {self._root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
         for slot, value in enumerate(self.program.returns or ()):
             if value is not None and not self._is_indexed(slot):
-                wanted.add(self._root(value.index))
-        return [i for i in self.program.ops if i in self.soft and i in wanted]
+                found.add(self._root(value.index))
+        return found
 
     # ---- memory, as kernels see it
 
@@ -129,6 +136,8 @@ class _Fuser(Emitter):
         return self.addresses[index]
 
     def _memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> Memory:
+        if index in self.blocks and home == "scratch":
+            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "blocks", self.blocks[index], dtype)
         if home == "scratch":
             return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "local", width, dtype)
         if isinstance(home, Place) and home.group == "pro":
@@ -232,6 +241,9 @@ class _Fuser(Emitter):
     def _emit_torch(self, index: int) -> None:
         value, op = Val(index), self.body.op(index)
         assert op is not None
+        if index in self.blocks:
+            self._emit_blocks(index, *op.args)
+            return
         code = batched(self, op) if self.body.is_row[index] else shared(self, op)
         shape = code.form or self._own_form(index)
         places = self.places.get(index, [])
@@ -249,6 +261,17 @@ class _Fuser(Emitter):
         else:
             name = self.assign(value, code.text, pinned=True)
             self.memory[index] = Forms({shape: name}, pinned=True)
+
+    def _emit_blocks(self, index: int, row: Val, weight: Val) -> None:
+        """A product as blocks of columns; see `blocks`."""
+        (length, columns), width = self.body.spec(weight).shape, self.blocks[index]
+        count, whole = columns // width, self.raw(weight)
+        self.home[index] = "scratch"
+        self._scratch(index, (columns,))
+        blocks = self._bound(f"{whole}_blocks", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
+        rows = f"{self.flat(row, length)}.expand({count}, B, {length})"
+        result = f"z{index}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"
+        self.lines.append(f"{self.object(torch.bmm)}({rows}, {blocks}, out={result})")
 
     def _emit_rest(self) -> None:
         """Results that are no fresh values, gradients of operands, and sums."""

@@ -26,7 +26,8 @@ INDEX_SCOPE, SCATTER_SCOPE, LAST_SCOPE = 63, 62, 61
 class Memory(NamedTuple):
     """Rows of elements that a kernel reads or writes.
 
-    rows: "own" (row w + r of the type's own range), "local" (row r), "index" (row index[s + r]) or "shared" (no rows).
+    rows: "own" (row w + r of the type's own range), "local" (row r), "index" (row index[s + r]), "shared" (no rows) or
+    "blocks" (`width` elements of every row, the next ones of every row, …).
     """
 
     name: str  # of the variable that holds its address
@@ -187,9 +188,11 @@ class Loops:
 
     def _find_cuts(self, value: int) -> set[int]:
         op = self.body.op(value)
-        if self.find(value) is not None or op is None or not self.body.is_row[value]:
+        memory, size = self.find(value), self._size(value)
+        if memory is not None and memory.rows == "blocks":
+            return set(range(memory.width, size, memory.width))
+        if memory is not None or op is None or not self.body.is_row[value]:
             return set()
-        size = self._size(value)
         if op.target in _SHIFT:
             begin, width = self._range(op)
             return {c - begin for c in self._cuts(op.args[0].index) if begin < c < begin + width}
@@ -289,6 +292,9 @@ class Loops:
 
     def _at(self, memory: Memory, begin: int, moving: bool = True) -> str:
         row = "" if memory.rows == "shared" else f"row_{self._name(memory)} + "
+        if memory.rows == "blocks":
+            block, begin = divmod(begin, memory.width)
+            row += f"{block} * B * {self._number(memory.width)} + " if block else ""
         shift = "" if begin == 0 else f"{self._number(begin)} + "
         return f"{row}{shift}{'j' if moving else '0'}"
 
@@ -327,7 +333,7 @@ class Loops:
             name = self._name(memory)
             if memory.rows == "shared":
                 continue
-            row = {"own": "(w + r)", "local": "r"}.get(memory.rows)
+            row = {"own": "(w + r)", "local": "r", "blocks": "r"}.get(memory.rows)
             row = row or f"load_i64(index, s{starts.index(memory.start)} + r, {INDEX_SCOPE})"
             lines.append(f"row_{name} = {row} * {self._number(memory.width)}")
         for width, body in self.loops.items():

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import reduce
+from itertools import accumulate
 
 import torch
 
@@ -67,40 +69,71 @@ def _behind_views(body: Body | Draft, value: Val) -> Val:
 
 
 def _read_pieces(body: Body) -> Body:
-    """Products of an operand that is also part of a concatenated operand read it there, so that it is gathered once."""
-    found: dict[int, tuple[Val, int]] = {}
-    for index in range(body.num_inputs, len(body.specs)):
-        if not _is_product(body, index):
-            continue
-        whole = _behind_views(body, body.op(index).args[0])  # type: ignore[union-attr]
-        made = body.op(whole)
-        if made is not None and made.target is aten.cat.default and len(body.spec(whole).shape) == 1:
-            begin = 0
-            for piece in made.args[0]:
-                if piece.index < len(body.rows):
-                    found.setdefault(piece.index, (whole, begin))
-                begin += body.spec(piece).shape[0]
-    if not found:
+    """Products of an operand that is also part of a concatenated operand read it there, so that it is gathered once.
+
+    The product of the concatenated operand itself becomes a sum of products of its pieces, if that makes no more
+    products in all: mm([a b], w), mm(a, v) → mm(a, w above) + mm(b, w below), mm(a, v), of which two share a.
+    """
+    products = [i for i in range(body.num_inputs, len(body.specs)) if _is_product(body, i)]
+    bases = [_behind_views(body, body.op(i).args[0]) for i in products]  # type: ignore[union-attr]
+    wholes = {base.index: _pieces(body, base) for base in bases}
+    pieces: dict[int, tuple[int, int, int]] = {}  # an input -> the whole it is part of, and where
+    for whole, parts in wholes.items():
+        for piece, begin, end in parts:
+            if piece.index < len(body.rows):
+                pieces.setdefault(piece.index, (whole, begin, end))
+    if not pieces:
         return body
-    place = _early(body, [whole for whole, _ in found.values()])
+    read = {base.index for base in bases}
+    split = {w for w, parts in wholes.items() if 0 < len(parts) <= 1 + sum(p.index in read for p, _, _ in parts)}
+    slices: dict[tuple[int, int, int], Val] = {}
+
+    def piece_of(draft: Draft, now: dict[int, Val], place: tuple[int, int, int]) -> Val:
+        if place not in slices:
+            whole, begin, end = place
+            like = body.spec(Val(whole))
+            spec = Spec((end - begin,), like.dtype, like.device)
+            slices[place] = draft.call(aten.slice.Tensor, now[whole], 0, begin, end, spec=spec)
+        return slices[place]
 
     def rewrite(draft: Draft, index: int, op: Op, now: dict[int, Val]) -> Val:
-        if op.target is aten.mm.default and body.is_row[index]:
-            args = []
-            for given in op.args:
-                base = _behind_views(draft, given)
-                known = found.get(base.index) if base.index < len(body.rows) else None
-                if known is not None and known[0].index in now:
-                    shape, size = draft.spec(given).shape, draft.spec(base).shape[0]
-                    piece = draft.call(
-                        aten.slice.Tensor, now[known[0].index], 0, known[1], known[1] + size, spec=draft.spec(base)
-                    )
-                    given = view(draft, piece, shape)
-                args.append(given)
-            return draft.add(Op(op.target, tuple(args), op.kwargs, op.spec))
-        return draft.add(op)
+        if op.target is not aten.mm.default or not body.is_row[index]:
+            return draft.add(op)
+        base = [_behind_views(body, v).index for v in body.op(index).args]  # type: ignore[union-attr]
+        if index in products and base[0] in split:
+            terms = []
+            for _, begin, end in wholes[base[0]]:
+                row = view(draft, piece_of(draft, now, (base[0], begin, end)), (1, end - begin))
+                terms.append(draft.call(aten.mm.default, row, _rows_of(draft, op.args[1], begin, end), spec=op.spec))
+            return reduce(lambda x, y: draft.call(aten.add.Tensor, x, y, spec=op.spec), terms)
+        args = [
+            view(draft, piece_of(draft, now, pieces[b]), draft.spec(given).shape)
+            if b in pieces and pieces[b][0] in now else given
+            for b, given in zip(base, op.args, strict=True)
+        ]  # fmt: skip
+        return draft.add(Op(op.target, tuple(args), op.kwargs, op.spec))
 
-    return _walk(body, rewrite, place)
+    return _walk(body, rewrite, _early(body, [Val(whole) for whole, _, _ in pieces.values()]))
+
+
+def _pieces(body: Body, value: Val) -> list[tuple[Val, int, int]]:
+    """What a value is put together of, and where each piece begins and ends; nothing if it is no concatenation."""
+    op = body.op(value)
+    if op is None or op.target is not aten.cat.default or len(body.spec(value).shape) != 1:
+        return []
+    ends = list(accumulate(body.spec(piece).shape[0] for piece in op.args[0]))
+    return list(zip(op.args[0], [0, *ends[:-1]], ends, strict=True))
+
+
+def _rows_of(draft: Draft, weight: Val, begin: int, end: int) -> Val:
+    """Some rows of a shared matrix; those of a transposed one are columns of the matrix itself."""
+    spec, op = draft.spec(weight), draft.op(weight)
+    part = Spec((end - begin, spec.shape[1]), spec.dtype, spec.device)
+    if op is None or op.target is not aten.permute.default:
+        return draft.call(aten.slice.Tensor, weight, 0, begin, end, spec=part)
+    turned = Spec(part.shape[::-1], spec.dtype, spec.device)
+    columns = draft.call(aten.slice.Tensor, op.args[0], 1, begin, end, spec=turned)
+    return draft.call(aten.permute.default, columns, (1, 0), spec=part)
 
 
 def _share_operands(body: Body) -> Body:
