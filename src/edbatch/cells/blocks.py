@@ -1,8 +1,8 @@
 """Which products run as blocks of columns: `[B, k] × [k, n]` as g products `[B, k] × [k, n / g]` of one batched call.
 
 BLAS shares a product of few rows badly among threads; a batched product gives every thread whole blocks. With two
-threads and 8 to 64 rows it takes 0.55 to 0.85 of the time, with one thread or hundreds of rows the same. The result then
-lies block by block, which costs nothing where generated kernels read it, since the gates of a cell are blocks.
+threads and 8 to 64 rows it takes 0.55 to 0.85 of the time, with one thread or hundreds of rows the same. The result
+then lies block by block, which costs nothing where generated kernels read it, since the gates of a cell are blocks.
 """
 
 from __future__ import annotations

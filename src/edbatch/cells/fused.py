@@ -20,7 +20,7 @@ import torch
 from edbatch.cells.blocks import find_blocks
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms, add_up
-from edbatch.cells.loops import Kernel, Loops, Memory, is_soft
+from edbatch.cells.loops import FIRST_ARGUMENTS, PIECES, Kernel, Loops, Memory, is_soft
 from edbatch.cells.native import compile_kernels
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
@@ -145,7 +145,7 @@ class _Fuser(Emitter):
             return Memory(self._bound(f"p_{kept}", f"{kept}.data_ptr()"), "shared", width, dtype)
         if isinstance(home, Place) and home.group == "rows" and self._is_indexed(home.number):
             arena = self._bound(f"arena{home.number}", f"x.arena({home.number}).data_ptr()")
-            return Memory(arena, "index", width, dtype, f"s[{home.number}]")
+            return Memory(arena, "index", width, dtype, f"x.start({home.number})")
         if isinstance(home, Place) and home.group != "rows":
             return self._own(home, width, dtype)
         rows = "local" if self.body.is_row[index] else "shared"
@@ -269,9 +269,25 @@ class _Fuser(Emitter):
         self.home[index] = "scratch"
         self._scratch(index, (columns,))
         blocks = self._bound(f"{whole}_blocks", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
-        rows = f"{self.flat(row, length)}.expand({count}, B, {length})"
+        rows = self._repeated(row, count, length)
         result = f"z{index}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"
         self.lines.append(f"{self.object(torch.bmm)}({rows}, {blocks}, out={result})")
+
+    def _repeated(self, row: Val, count: int, length: int) -> str:
+        """Rows [B, length] as [count, B, length] without a copy."""
+        base, begin = row.index, 0
+        while self._is_view(base) and base in self.soft:  # one range of the elements of another value
+            op = self.body.op(base)
+            begin += PIECES[op.target](self.body, op)[0]  # type: ignore[union-attr,index,arg-type]
+            base = op.args[0].index  # type: ignore[union-attr]
+        home = self.home.get(base)
+        if base in self.blocks or home is None or (isinstance(home, Place) and home.group in ("rows", "pro")):
+            return f"{self.flat(row, length)}.expand({count}, B, {length})"
+        buffer, first = (f"z{base}", "") if home == "scratch" else (self._buffer(home), "w * ")  # type: ignore[arg-type]
+        width = math.prod(self.body.spec(Val(base)).shape)
+        offset = self._bound(f"at_{buffer}_{begin}", f"{buffer}.storage_offset() + {begin}")
+        offset = f"{offset} + {first}{width}" if first else offset
+        return f"{buffer}.as_strided(({count}, B, {length}), (0, {width}, 1), {offset})"
 
     def _emit_rest(self) -> None:
         """Results that are no fresh values, gradients of operands, and sums."""
@@ -296,21 +312,30 @@ class _Fuser(Emitter):
     def _scatter(self, loops: Loops, slot: int) -> None:
         spec = self.body.rows[slot]
         target = self._bound(f"gradient{slot}", f"x.gradient({slot}).data_ptr()")
-        memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"s[{slot}]")
+        memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"x.start({slot})")
         loops.scatter(self.gradients.pop(slot), memory)
 
     def _call(self, loops: Loops) -> None:
-        if not loops.is_empty:
-            kernel = loops.kernel()
-            self.lines.append(f"kernel{len(self.kernels)}({', '.join(kernel.arguments)})")
-            self.kernels.append(kernel)
+        """A kernel's arguments are written down once per mini-batch, but for addresses that are only known here."""
+        if loops.is_empty:
+            return
+        kernel, number = loops.kernel(), len(self.kernels)
+        later = {
+            at: text for at, text in enumerate(kernel.arguments) if text.isidentifier() and text not in self.prelude
+        }
+        texts = ["0" if at in later else text for at, text in enumerate(kernel.arguments)]
+        given = self._bound(f"given{number}", f"x.arguments({', '.join(texts)})")
+        address = self._bound(f"p{number}", f"{given}.ctypes.data")
+        self.lines += [f"{given}[{FIRST_ARGUMENTS + at}] = {text}" for at, text in later.items()]
+        self.lines.append(f"kernel{number}(b, {address})")
+        self.kernels.append(kernel)
 
     def _bind(self, name: str) -> Fused:
         before = "".join(f"    {k} = {text}\n" for k, text in self.prelude.items())
         lines = "".join(f"        {line}\n" for line in self.lines)
         source = (
-            "def bind(x):\n    n, own, begin, index = x.sizes, x.own, x.begin, x.index.data_ptr()\n"
-            f"{before}    def launch(b):\n        B, w, s = n[b], own[b], begin[b]\n{lines}"
+            f"def bind(x):\n    n, own = x.sizes, x.own\n{before}"
+            f"    def launch(b):\n        B, w = n[b], own[b]\n{lines}"
             "    launch.memory = x  # addresses keep nothing alive\n    return launch\n"
         )
         functions = compile_kernels([k.source for k in self.kernels], name)

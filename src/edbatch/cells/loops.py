@@ -9,6 +9,7 @@ so the gates of a cell, which are slices of one wide product, are computed side 
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,6 +22,7 @@ from edbatch.spec import Spec
 
 aten = torch.ops.aten
 INDEX_SCOPE, SCATTER_SCOPE, LAST_SCOPE = 63, 62, 61
+FIRST_ARGUMENTS = 4  # the addresses of the batches' sizes, first own rows and of all planned rows; the step of starts
 
 
 class Memory(NamedTuple):
@@ -34,11 +36,16 @@ class Memory(NamedTuple):
     rows: str
     width: int
     dtype: str
-    start: str = ""  # of "index": the variable that says where its rows begin in the index
+    start: str = ""  # of "index": the address of where the rows of the first batch begin in the index
 
 
 class Kernel(NamedTuple):
-    """A generated kernel: its source, and the texts to call it with."""
+    """A generated kernel: its source, and the texts of its arguments.
+
+    It is called with the number of a batch and the address of its arguments, which are int64 numbers: first
+    `FIRST_ARGUMENTS` that say where the batches lie, then those of `arguments`. So they are handed over once per
+    mini-batch, not once per launch.
+    """
 
     source: str
     arguments: tuple[str, ...]
@@ -334,16 +341,28 @@ class Loops:
             if memory.rows == "shared":
                 continue
             row = {"own": "(w + r)", "local": "r", "blocks": "r"}.get(memory.rows)
-            row = row or f"load_i64(index, s{starts.index(memory.start)} + r, {INDEX_SCOPE})"
+            row = row or f"{_read('index', f's{starts.index(memory.start)} + r')}"
             lines.append(f"row_{name} = {row} * {self._number(memory.width)}")
         for width, body in self.loops.items():
             lines.append(f"for j in range({self._number(width)}):")
             lines += [f"    {line}" for line in body]
-        begins, names = [f"s{i}" for i in range(len(starts))], [f"m{i}" for i in range(len(self.memories))]
-        floats = self.floats.values()
-        parameters = ("B", "w", "index", *begins, *names, *self.numbers.values(), *(name for name, _ in floats))
-        values = [repr(v) if math.isfinite(v) else f'float("{v}")' for _, v in floats]
-        arguments = ("B", "w", "index", *starts, *self.memories, *map(str, self.numbers), *values)
-        text = "\n        ".join(lines)
-        source = f"def kernel({', '.join(parameters)}):\n    for r in range(B):\n        {text}\n"
-        return Kernel(source, arguments)
+        given = {f"s{i}": start for i, start in enumerate(starts)}
+        given |= {f"m{i}": name for i, name in enumerate(self.memories)}
+        given |= {name: str(size) for size, name in self.numbers.items()}
+        given |= {name: _bits(value) for name, value in self.floats.values()}
+        head = [f"B, w, index = {_read(_read('p', 0), 'b')}, {_read(_read('p', 1), 'b')}, {_read('p', 2)}"]
+        for at, name in enumerate(given, FIRST_ARGUMENTS):
+            value = _read("p", at)
+            value = _read(value, f"b * {_read('p', 3)}") if name[0] == "s" else value
+            head.append(f"{name} = {value.replace('i64', 'f64') if name[0] == 'c' else value}")
+        inner = "\n        ".join(lines)
+        outer = "\n    ".join([*head, "for r in range(B):"])
+        return Kernel(f"def kernel(b, p):\n    {outer}\n        {inner}\n", tuple(given.values()))
+
+
+def _read(address: str, at: int | str) -> str:
+    return f"load_i64({address}, {at}, {INDEX_SCOPE})"
+
+
+def _bits(value: float) -> str:
+    return str(struct.unpack("q", struct.pack("d", value))[0])

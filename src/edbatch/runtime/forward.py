@@ -110,8 +110,10 @@ class Execution:
         self.type_sizes = np.where(self._by_rows, layout.type_rows, layout.type_nodes).tolist()
         by_rows = np.array(self._by_rows)[plan.schedule.batch_types] if self.types else np.zeros(0, bool)
         sizes = np.where(by_rows, layout.num_rows, np.diff(plan.schedule.starts))
+        self.size_array = sizes
+        self.own_array = np.where(by_rows, layout.row_begin, layout.node_begin)
         self.sizes: list[int] = sizes.tolist()  # how many rows each batch runs on: its nodes, or all rows of its nodes
-        self.own: list[int] = np.where(by_rows, layout.row_begin, layout.node_begin).tolist()
+        self.own: list[int] = self.own_array.tolist()
         self.largest = [int(sizes[plan.schedule.batch_types == t].max(initial=0)) for t in range(len(self.types))]
         self.kernels = [compiling.kernel(node_type) for node_type in self.types]
         self.prologues: list[Any] = [None] * len(self.types)

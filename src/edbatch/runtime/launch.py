@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,6 +27,8 @@ class Binding:
         self._execution, self._type, self._lease = execution, t, lease
         operands = execution.operands
         self.sizes, self.own, self.begin = execution.sizes, execution.own, operands.begin
+        self._sizes, self._own = execution.size_array, execution.own_array
+        self._begin = execution.plan.layout.slot_begin
         self.index = operands.index(torch.device("cpu"))
         self.pro = execution.prologues[t]
         self.outs = self._ranges(execution.arenas)
@@ -34,7 +37,7 @@ class Binding:
         self.out_grads: list[Any] = []
         self.sums: dict[Any, Any] = {}
         self._gradients: list[Tensor | None] = []
-        self._held: list[Tensor] = []
+        self._held: list[Any] = []
 
     def with_gradients(self, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any]) -> Binding:
         """For backward: the arenas of gradients, and where what waits for the end goes."""
@@ -48,6 +51,17 @@ class Binding:
             None if arenas[arena] is None else arenas[arena].narrow(0, base, size)
             for arena, base, _ in self._execution.outputs[self._type]
         ]
+
+    def start(self, slot: int) -> int:
+        """The address of the number that says where the rows of an operand of the first batch begin in the index."""
+        return self._begin.ctypes.data + self._begin.itemsize * slot
+
+    def arguments(self, *given: int) -> np.ndarray:
+        """What a generated kernel reads its arguments from, see `cells/loops.Kernel`; it lives as long as this."""
+        first = [self._sizes.ctypes.data, self._own.ctypes.data, self.index.data_ptr(), self._begin.shape[1]]
+        made = np.array([*first, *given], np.int64)
+        self._held.append(made)
+        return made
 
     def arena(self, slot: int) -> Tensor:
         """The arena that an operand's rows lie in."""
