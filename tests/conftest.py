@@ -38,3 +38,12 @@ def compiled(monkeypatch):
     """Cells run as fused kernels."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1")
     monkeypatch.setattr(forward, "log", NoFallback())
+
+
+@pytest.fixture
+def small_blocks(monkeypatch, compiled):
+    """Every product that may run as blocks of columns does, however small it is."""
+    from edbatch.cells import blocks
+
+    monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 1)
+    monkeypatch.setattr(blocks, "SMALLEST_WEIGHT", 1)

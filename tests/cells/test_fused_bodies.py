@@ -42,7 +42,7 @@ class Twice(nn.Module):
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(programs(), st.integers(0, 1000))
-def test_compiled_random_bodies_equal_one_by_one(compiled, program, seed):
+def test_compiled_random_bodies_equal_one_by_one(compiled, small_blocks, program, seed):
     torch.manual_seed(seed)
     model = Twice(Body(*program)).double()
     xs, ys = (torch.randn(5, SIZE, dtype=torch.float64, requires_grad=True) for _ in range(2))

@@ -2,10 +2,9 @@
 
 In: a body and a `Program`. Out: a `Fused`: a function that, bound to the memory of one mini-batch, launches batch b.
 
-Ops fall into phases. Kernel p runs first: it stores what the torch ops of phase p read, and every result that is known
-by then. Then those torch ops run; what depends on them belongs to kernel p + 1. Operands are gathered inside the
-kernels, row by row; results and saved values are written where they belong; gradients of operands are added to the
-rows they came from.
+Ops fall into phases, see `phases`. Kernel p stores what the torch ops of phase p read, and every result that is known by
+then. Operands are gathered inside the kernels, row by row; results and saved values are written where they belong;
+gradients of operands are added to the rows they came from.
 """
 
 from __future__ import annotations
@@ -20,11 +19,12 @@ import torch
 from edbatch.cells.blocks import find_blocks
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms, add_up
-from edbatch.cells.loops import FIRST_ARGUMENTS, PIECES, Kernel, Loops, Memory, is_soft
+from edbatch.cells.loops import FIRST_ARGUMENTS, PIECES, Kernel, Loops, Memory
 from edbatch.cells.native import compile_kernels
+from edbatch.cells.phases import Phases
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
-from edbatch.cells.rules import VIEWS, batched, shared
+from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -56,12 +56,11 @@ class _Fuser(Emitter):
         self.taken, self.exact_math = taken, exact_math
         self.prelude: dict[str, str] = {}  # variable -> what it is bound to, once per mini-batch
         self.kernels: list[Kernel] = []
-        self.soft = {i for i in program.ops if is_soft(body, i, exact_math)}
-        self.hard = [i for i in program.ops if i not in self.soft and not self._is_view(i)]
-        self.level = self._levels()
+        self.phases = Phases(body, program, exact_math)
+        self.soft, self.level = self.phases.soft, self.phases.level
         self.places: dict[int, list[Place]] = {}  # where a value must end
         for place, value in program.dests.items():
-            self.places.setdefault(self._behind_reshapes(value.index), []).append(
+            self.places.setdefault(self.phases.behind_reshapes(value.index), []).append(
                 place._replace(shape=body.spec(value).shape)
             )
         self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
@@ -71,54 +70,14 @@ class _Fuser(Emitter):
             for slot, value in enumerate(program.returns or ())
             if value is not None and self._is_indexed(slot)
         }
-        self.blocks = find_blocks(body, program, self.soft, self._read_as_tensors() | set(self.places))
+        self.blocks = find_blocks(body, program, self.soft, self._as_tensors())
 
-    # ---- phases
-
-    def _levels(self) -> dict[int, int]:
-        """The phase of every op; of a soft one, the first kernel that can compute it."""
-        level: dict[int, int] = {}
-        for index in self.program.ops:
-            op = self.body.op(index)
-            assert op is not None
-            needs = [0]
-            for v in op.operands:
-                waits = index in self.soft and v.index not in self.soft and self._root(v.index) in level
-                needs.append(level.get(v.index, 0) + waits)
-            level[index] = max(needs)
-        return level
-
-    def _is_view(self, index: int) -> bool:
-        op = self.body.op(index)
-        return index not in self.program.inputs and op is not None and op.target in VIEWS
-
-    def _root(self, index: int) -> int:
-        """The value behind views."""
-        while self._is_view(index):
-            index = self.body.op(index).args[0].index  # type: ignore[union-attr]
-        return index
-
-    def _behind_reshapes(self, index: int) -> int:
-        """The op whose result a value is in another shape; the value itself unless that is a torch op."""
-        base = index
-        while self._is_view(base) and self.body.op(base).target is aten.view.default:  # type: ignore[union-attr]
-            base = self.body.op(base).args[0].index  # type: ignore[union-attr]
-        return base if base in self.hard else index
-
-    def _stored(self) -> list[int]:
-        """The soft values that kernels write to memory: results, and what torch ops read."""
-        wanted = self._read_as_tensors() | set(self.places)
-        return [i for i in self.program.ops if i in self.soft and i in wanted]
-
-    def _read_as_tensors(self) -> set[int]:
-        """The values that torch ops read, and what becomes of them at the end."""
-        found = {v.index for _, v in self.program.sums}
-        for index in self.program.ops:
-            if index not in self.soft:
-                found |= {self._root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
+    def _as_tensors(self) -> set[int]:
+        """The values that must lie in memory row by row: results, and what torch ops read."""
+        found = self.phases.read_by_torch() | set(self.places)
         for slot, value in enumerate(self.program.returns or ()):
             if value is not None and not self._is_indexed(slot):
-                found.add(self._root(value.index))
+                found.add(self.phases.root(value.index))
         return found
 
     # ---- memory, as kernels see it
@@ -206,10 +165,11 @@ class _Fuser(Emitter):
     # ---- emission
 
     def emit(self, name: str) -> Fused:
-        stored = self._stored()
+        wanted = self._as_tensors()
+        stored = [i for i in self.program.ops if i in self.soft and i in wanted]
         for phase in range(max(self.level.values(), default=0) + 1):
             self._emit_kernel(phase, [i for i in stored if self.level[i] == phase])
-            for index in self.hard:
+            for index in self.phases.hard:
                 if self.level[index] == phase:
                     self._emit_torch(index)
         self._emit_rest()
@@ -276,7 +236,7 @@ class _Fuser(Emitter):
     def _repeated(self, row: Val, count: int, length: int) -> str:
         """Rows [B, length] as [count, B, length] without a copy."""
         base, begin = row.index, 0
-        while self._is_view(base) and base in self.soft:  # one range of the elements of another value
+        while self.phases.is_view(base) and base in self.soft:  # one range of the elements of another value
             op = self.body.op(base)
             begin += PIECES[op.target](self.body, op)[0]  # type: ignore[union-attr,index,arg-type]
             base = op.args[0].index  # type: ignore[union-attr]

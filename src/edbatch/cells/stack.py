@@ -74,9 +74,11 @@ def _read_pieces(body: Body) -> Body:
     The product of the concatenated operand itself becomes a sum of products of its pieces, if that makes no more
     products in all: mm([a b], w), mm(a, v) → mm(a, w above) + mm(b, w below), mm(a, v), of which two share a.
     """
-    products = [i for i in range(body.num_inputs, len(body.specs)) if _is_product(body, i)]
-    bases = [_behind_views(body, body.op(i).args[0]) for i in products]  # type: ignore[union-attr]
-    wholes = {base.index: _pieces(body, base) for base in bases}
+    ops = range(body.num_inputs, len(body.specs))
+    products = [i for i in ops if _is_product(body, i)]
+    read = {_behind_views(body, body.op(i).args[0]).index for i in products}  # type: ignore[union-attr]
+    operands = [v for i in ops if body.op(i).target is aten.mm.default for v in body.op(i).args]  # type: ignore[union-attr]
+    wholes = {whole.index: _pieces(body, whole) for whole in (_behind_views(body, v) for v in operands)}
     pieces: dict[int, tuple[int, int, int]] = {}  # an input -> the whole it is part of, and where
     for whole, parts in wholes.items():
         for piece, begin, end in parts:
@@ -84,15 +86,15 @@ def _read_pieces(body: Body) -> Body:
                 pieces.setdefault(piece.index, (whole, begin, end))
     if not pieces:
         return body
-    read = {base.index for base in bases}
-    split = {w for w, parts in wholes.items() if 0 < len(parts) <= 1 + sum(p.index in read for p, _, _ in parts)}
+    vectors = {i: parts for i, parts in wholes.items() if i in read and len(body.spec(Val(i)).shape) == 1}
+    split = {i for i, parts in vectors.items() if 0 < len(parts) <= 1 + sum(p.index in read for p, _, _ in parts)}
     slices: dict[tuple[int, int, int], Val] = {}
 
     def piece_of(draft: Draft, now: dict[int, Val], place: tuple[int, int, int]) -> Val:
         if place not in slices:
             whole, begin, end = place
             like = body.spec(Val(whole))
-            spec = Spec((end - begin,), like.dtype, like.device)
+            spec = Spec((end - begin, *like.shape[1:]), like.dtype, like.device)
             slices[place] = draft.call(aten.slice.Tensor, now[whole], 0, begin, end, spec=spec)
         return slices[place]
 
@@ -119,7 +121,7 @@ def _read_pieces(body: Body) -> Body:
 def _pieces(body: Body, value: Val) -> list[tuple[Val, int, int]]:
     """What a value is put together of, and where each piece begins and ends; nothing if it is no concatenation."""
     op = body.op(value)
-    if op is None or op.target is not aten.cat.default or len(body.spec(value).shape) != 1:
+    if op is None or op.target is not aten.cat.default or op.args[1] != 0 or not body.is_row[value.index]:
         return []
     ends = list(accumulate(body.spec(piece).shape[0] for piece in op.args[0]))
     return list(zip(op.args[0], [0, *ends[:-1]], ends, strict=True))

@@ -1,0 +1,63 @@
+"""The phases of a fused program: which ops run in generated kernels, which as torch ops, and in what order.
+
+Soft ops are computed element by element inside kernels. Hard ones are calls of torch. Views are neither: whoever reads
+them finds the elements in the value behind them. Kernel p runs first, then the hard ops of phase p; what depends on
+those belongs to kernel p + 1.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from edbatch.cells.body import Body
+from edbatch.cells.loops import is_soft
+from edbatch.cells.program import Program
+from edbatch.cells.rules import VIEWS
+
+aten = torch.ops.aten
+
+
+class Phases:
+    def __init__(self, body: Body, program: Program, exact_math: bool) -> None:
+        self.body, self.program = body, program
+        self.soft = {i for i in program.ops if is_soft(body, i, exact_math)}
+        self.hard = [i for i in program.ops if i not in self.soft and not self.is_view(i)]
+        self.level = self._levels()
+
+    def _levels(self) -> dict[int, int]:
+        """The phase of every op; of a soft one, the first kernel that can compute it."""
+        level: dict[int, int] = {}
+        for index in self.program.ops:
+            op = self.body.op(index)
+            assert op is not None
+            needs = [0]
+            for v in op.operands:
+                waits = index in self.soft and v.index not in self.soft and self.root(v.index) in level
+                needs.append(level.get(v.index, 0) + waits)
+            level[index] = max(needs)
+        return level
+
+    def is_view(self, index: int) -> bool:
+        op = self.body.op(index)
+        return index not in self.program.inputs and op is not None and op.target in VIEWS
+
+    def root(self, index: int) -> int:
+        """The value behind views."""
+        while self.is_view(index):
+            index = self.body.op(index).args[0].index  # type: ignore[union-attr]
+        return index
+
+    def behind_reshapes(self, index: int) -> int:
+        """The op whose result a value is in another shape; the value itself unless that is a torch op."""
+        base = index
+        while self.is_view(base) and self.body.op(base).target is aten.view.default:  # type: ignore[union-attr]
+            base = self.body.op(base).args[0].index  # type: ignore[union-attr]
+        return base if base in self.hard else index
+
+    def read_by_torch(self) -> set[int]:
+        """The values that torch ops read, or sums over rows."""
+        found = {v.index for _, v in self.program.sums}
+        for index in self.program.ops:
+            if index not in self.soft:
+                found |= {self.root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
+        return found

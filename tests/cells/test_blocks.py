@@ -1,0 +1,148 @@
+"""Products that run as blocks of columns: the same numbers, whatever reads the product, and only where it may."""
+
+import pytest
+import torch
+from test_fused_cells import Gates, assert_equal, rows, the_cell
+from torch import nn
+
+import edbatch
+from edbatch.models.mv_rnn import BinaryMV
+from edbatch.models.tree_lstm import BinaryTreeLSTM
+
+DIM = 6
+
+
+def launch_of(program):
+    return program.source.partition("def launch")[2]
+
+
+def test_gates_are_blocks(small_blocks):
+    cell = the_cell(assert_equal(edbatch.cell(Gates().double()), rows(), rows(), rows()))
+    assert launch_of(cell.infer).count("bmm(") == 2
+    assert f"(4, B, {DIM})" in launch_of(cell.infer)  # four gates
+    assert " mm(" not in launch_of(cell.infer)
+
+
+def test_a_tree_lstm_node_has_four_blocks_for_each_child(small_blocks):
+    batched = assert_equal(edbatch.cell(BinaryTreeLSTM(DIM).double()), *[rows() for _ in range(4)])
+    assert launch_of(the_cell(batched).infer).count(f"(4, B, {DIM})") == 4  # two operands, two results
+    (training,) = the_cell(batched)._trainings.values()
+    assert "bmm(" in launch_of(training.backward)
+
+
+def test_a_product_that_is_a_result_lies_row_by_row(small_blocks):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(DIM, DIM, bias=False)
+
+        def forward(self, x):
+            y = self.layer(x)
+            return y, y.tanh()
+
+    cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
+    assert "bmm(" not in launch_of(cell.infer)
+
+
+def test_a_product_that_another_product_reads_lies_row_by_row(small_blocks):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = (nn.Linear(DIM, DIM, bias=False) for _ in range(2))
+
+        def forward(self, x):
+            return self.second(self.first(x)).sigmoid()
+
+    cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
+    assert launch_of(cell.infer).count("bmm(") == 1  # the second, which only the kernel reads
+
+
+@pytest.mark.parametrize("parts", [(1, 5), (2, 4), (2, 2, 2), (3, 3), (6,), (1, 2, 3)])
+def test_pieces_of_any_size(small_blocks, parts):
+    """Blocks follow the pieces in which a product is read."""
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(DIM, sum(parts))
+
+        def forward(self, x):
+            return [piece.tanh() for piece in self.layer(x).split(parts)]
+
+    assert_equal(edbatch.cell(Cell().double()), rows())
+
+
+def test_weights_in_any_layout(small_blocks):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(DIM, 2 * DIM))
+            self.v = nn.Parameter(torch.randn(2 * DIM, DIM))
+
+        def forward(self, x):
+            a, b = (x @ self.w + x @ self.v.t()).chunk(2)
+            return a.sigmoid() * b
+
+    assert_equal(edbatch.cell(Cell().double()), rows())
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_product_of_a_concatenation_is_split_where_that_saves_products(small_blocks, first):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both, self.one = nn.Linear(2 * DIM, 3 * DIM), nn.Linear(DIM, DIM)
+
+        def forward(self, x, y):
+            one = self.one((x, y)[first]).sigmoid()
+            a, b, c = self.both(torch.cat((x, y))).chunk(3)
+            return a * one + b.tanh(), c * one
+
+    cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows(), rows()))
+    assert launch_of(cell.infer).count("bmm(") == 2
+
+
+def test_a_concatenation_that_nothing_else_reads_is_one_product(small_blocks):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both = nn.Linear(2 * DIM, DIM)
+
+        def forward(self, x, y):
+            return self.both(torch.cat((x, y))).tanh()
+
+    cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows(), rows()))
+    assert launch_of(cell.infer).count("mm(") == 1
+
+
+def test_rows_of_a_concatenated_matrix(small_blocks):
+    """Cut where elements are counted by row: [2, 6] and [2, 6] as one vector of 24."""
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both, self.one = nn.Linear(4 * DIM, DIM), nn.Linear(2 * DIM, DIM)
+
+        def forward(self, x, y):
+            return self.both(torch.cat((x, y)).view(-1)).tanh() + self.one(x.view(-1)).sigmoid()
+
+    assert_equal(edbatch.cell(Cell().double()), rows(2, DIM), rows(2, DIM))
+
+
+def test_matrices_are_gathered_once(small_blocks):
+    """Both matrices are read where they lie side by side for the product of both."""
+    columns = [rows(DIM, DIM), rows(), rows(DIM, DIM), rows()]
+    cell = the_cell(assert_equal(edbatch.cell(BinaryMV(DIM).double()), *columns))
+    assert launch_of(cell.infer).count("read") == 2  # the vectors
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_sizes_at_which_blocks_are_used(compiled, threads):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        columns = [rows(128, dtype=torch.float32, number=40) for _ in range(4)]
+        batched = assert_equal(edbatch.cell(BinaryTreeLSTM(128)), *columns, tolerance=1e-4)
+    finally:
+        torch.set_num_threads(before)
+    assert "(4, B, 128)" in launch_of(the_cell(batched).infer)
