@@ -28,7 +28,8 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
     inputs = np.zeros((num_types, num_types), np.bool_)
     for t in range(num_types):
         for s in range(slot_starts[t], slot_starts[t + 1]):
-            inputs[t] |= reads[s]
+            for p in range(num_types):
+                inputs[t, p] |= reads[s, p]
     component = components(inputs)
     found = np.zeros(len(slot_kinds), np.bool_)
     for t in range(num_types):
