@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from test_layout import table_of
 
 from edbatch.planning import layout
-from edbatch.planning.batch_order import order_batches
+from edbatch.planning.batch_order import order_batches, sort_by_digits
 from edbatch.planning.graph import Graph
 from edbatch.planning.layout import Slot
 from edbatch.planning.schedule import schedule
@@ -75,3 +75,10 @@ def test_chains_read_views(lengths, policy):
         gathers[name][: arity.get(name, 2)] += planned.slot_first[b, : arity.get(name, 2)] == -1
     assert gathers["forwards"][0] == gathers["backwards"][0] == 0
     assert min(gathers["forwards"][1], gathers["backwards"][1]) == 0
+
+
+@given(st.lists(st.integers(0, 1 << 40), min_size=1, max_size=40, unique=True))
+def test_sorting_by_digits(numbers):
+    nodes = np.arange(len(numbers))
+    sort_by_digits.py_func(np.array(numbers), nodes, min(numbers), max(numbers))
+    assert [numbers[i] for i in nodes] == sorted(numbers)

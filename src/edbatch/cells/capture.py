@@ -22,7 +22,6 @@ import torch.utils._pytree as pytree
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
@@ -31,6 +30,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from edbatch.cells.body import Body, Val
 from edbatch.cells.cutting import Cutting
+from edbatch.cells.fake import FakeMode
 from edbatch.cells.lend import Lend, lending_apply, unassigned
 from edbatch.cells.record import InPlace, Recorder
 from edbatch.errors import CaptureError
@@ -58,7 +58,7 @@ class _Trace:
     """One run of the function: owns the modes and knows which tensors are ours."""
 
     def __init__(self, functional: bool, cuts: Collection[int] | None = None) -> None:
-        self.fake = FakeTensorMode()
+        self.fake = FakeMode()
         self.recorder = Recorder()
         self.functional = functional
         self.lend = Lend(self.stand_in)
@@ -73,9 +73,11 @@ class _Trace:
 
     def input(self, kind: str, spec: Spec, stride: Any = None, requires_grad: bool = False) -> torch.Tensor:
         """A new leaf of the trace."""
-        stride = stride or torch._prims_common.make_contiguous_strides_for(spec.shape)
         with _disable_current_modes(), _functionalized(False), self.fake:
-            tensor = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=spec.device)
+            if stride is None:
+                tensor = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
+            else:
+                tensor = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=spec.device)
             tensor.requires_grad_(requires_grad)
         self.recorder.input(kind, tensor)
         if not self.functional:
@@ -158,12 +160,21 @@ class _Trace:
         grads: dict[int, Any] = {}
         if found and wanted:
             with torch._C._DisableAutocast():
-                results = torch.autograd.grad(
-                    [o for o, _ in found], wanted, [t for _, t in found], allow_unused=True, retain_graph=retain
-                )
+                results = _differentiate(found, wanted, retain)
             grads = {id(t): None if g is None else self.value(g) for t, g in zip(wanted, results, strict=True)}
         row_grads = [grads.get(id(t)) for t in leaves]
         return row_grads, [grads.get(id(t)) for t in self.shared], tangent_of
+
+
+def _differentiate(
+    roots: Sequence[tuple[torch.Tensor, torch.Tensor]], wanted: Sequence[torch.Tensor], retain: bool
+) -> Sequence[torch.Tensor | None]:
+    """As torch.autograd.grad, whose checks import sympy: gradients of `wanted`; roots are (value, its gradient)."""
+    values, gradients = zip(*roots, strict=True)
+    results: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
+        values, gradients, retain, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+    )
+    return results
 
 
 def capture(

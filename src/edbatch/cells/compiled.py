@@ -216,8 +216,8 @@ def _compile(captured: Captured, shared: tuple[Spec, ...], name: str) -> Compile
     body = simplify(captured.body)
     programs = (emit(body, prologue(body)), emit(body, infer(body)))
     outputs = tuple(body.spec(v) for v in body.outputs)
-    verification = Verification(body.rows, body.shared, outputs)
-    verification.infer(programs[0].rehearsal, programs[1].rehearsal)
+    verification = Verification(body.rows, body.shared, outputs, programs[0])
+    verification.infer(programs[1])
     return CompiledCell(
         name, body.rows, shared, captured.bound, outputs, captured.leaves, captured.tree, body,
         captured.sparse, programs, programs[1].function, verification,
@@ -233,15 +233,15 @@ def _part(name: str, piece: Piece) -> Part:
 
 def _training(cell: CompiledCell, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training:
     plan = split(cell.body, need_rows, need_shared, need_outs, cell.sparse)
-    forward, backward, finish = (emit(plan.body, program) for program in (plan.forward, plan.backward, plan.finish))
+    programs = emit(plan.body, plan.forward), emit(plan.body, plan.backward), emit(plan.body, plan.finish)
     num_rows, num_outs = len(cell.rows), len(cell.outputs)
-    cell.verification.training(forward.rehearsal, backward.rehearsal, finish.rehearsal, plan.saved, plan.deferred)
+    cell.verification.training(programs, plan.saved, plan.deferred)
     return Training(
         plan.saved, plan.deferred,
         _reads(plan.backward, "rows", num_rows), _reads(plan.backward, "outs", num_outs),
         _reads(plan.backward, "out_grads", num_outs), _reads(plan.finish, "rows", num_rows),
         _reads(plan.finish, "outs", num_outs),
-        plan, (forward, backward, finish), forward.function, backward.function, finish.function,
+        plan, programs, *(program.function for program in programs),
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ from edbatch.cells.fast_math import *
 
 globals().update({f"{name}_f32": function for name, function in FUNCTIONS32.items()})
 globals().update({f"{name}_f64": function for name, function in FUNCTIONS64.items()})
-options = {"cache": True, "nogil": True, "error_model": "numpy", "fastmath": set(FLAGS)}
+options = {"cache": True, "no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy", "fastmath": set(FLAGS)}
 '''
 
 

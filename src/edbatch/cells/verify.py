@@ -1,19 +1,24 @@
-"""A guard against our own mistakes: rehearses freshly emitted programs on tensors without data.
+"""A guard against our own mistakes: rehearses freshly emitted programs.
 
 In: the programs of a cell. Out: nothing, or a CaptureError; the cell then runs one by one instead of wrongly. It also
-finds ops that nothing can batch, because torch.func.vmap refuses them here. The meta device is used because fake
-tensors would take ten times as long.
+finds ops that nothing can batch, because torch.func.vmap refuses them here. Programs of the CPU are rehearsed there, on
+zeros. Others, and those that zeros do not suit, are rehearsed on the meta device, where tensors have no data; torch's
+kernels for it import the compiler, which takes longer than all the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from edbatch.cells.fake import LARGE, scratch
+from edbatch.cells.program import Emitted
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
@@ -21,42 +26,69 @@ _ROWS = 3
 
 
 class Verification:
-    """Empty values of a cell's inputs, and the checks of its programs."""
+    """The checks of a cell's programs."""
 
-    def __init__(self, rows: Sequence[Spec], shared: Sequence[Spec], outputs: Sequence[Spec]) -> None:
-        self.specs = (rows, shared, outputs)
-        with _rehearsing():
-            self.rows, self.outs = _many(rows), _many(outputs)
-            self.shared = [_empty(spec) for spec in shared]
+    def __init__(
+        self, rows: Sequence[Spec], shared: Sequence[Spec], outputs: Sequence[Spec], prologue: Emitted
+    ) -> None:
+        self.rows, self.shared, self.outputs = rows, shared, outputs
+        self.prologue = prologue
 
-    def infer(self, prologue: Any, infer: Any) -> None:
-        with _rehearsing():
-            self.pro = prologue(self.shared)
-            infer(_ROWS, self.rows, self.pro, self.outs)
-        _compare("the outputs", self.outs, self.specs[2], _ROWS)
+    def infer(self, infer: Emitted) -> None:
+        self._rehearse(lambda scene: self._infer(scene, infer))
 
     def training(
-        self, forward: Any, backward: Any, finish: Any, saved: Sequence[Spec], deferred: Sequence[Spec]
+        self, programs: tuple[Emitted, Emitted, Emitted], saved: Sequence[Spec], deferred: Sequence[Spec]
     ) -> None:
-        sums: dict[int, torch.Tensor] = {}
+        self._rehearse(lambda scene: self._train(scene, programs, saved, deferred))
+
+    def _rehearse(self, play: Callable[[Scene], None]) -> None:
+        specs = (*self.rows, *self.shared, *self.outputs)
+        if all(spec.device.type == "cpu" and math.prod(spec.shape) < LARGE for spec in specs):
+            with suppress(CaptureError), _rehearsing(), torch.random.fork_rng(devices=()):
+                play(Scene("cpu"))
+                return
         with _rehearsing():
-            kept, late = _many(saved), _many(deferred)
-            forward(_ROWS, self.rows, self.pro, self.outs, kept)
-            tangents = _many(self.specs[2])
-            grads = backward(_ROWS, self.rows, self.outs, kept, self.pro, tangents, late, sums)
-            totals = finish(_ROWS, self.rows, self.outs, kept, late, self.pro, sums)
-        _compare("the gradients of the rows", grads, self.specs[0], _ROWS)
-        _compare("the gradients of shared inputs", totals, self.specs[1])
+            play(Scene("meta"))
+
+    def _infer(self, scene: Scene, infer: Emitted) -> None:
+        outs = scene.many(self.outputs)
+        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared])
+        scene.run(infer, _ROWS, scene.many(self.rows), pro, outs)
+        _compare("the outputs", outs, self.outputs, _ROWS)
+
+    def _train(
+        self, scene: Scene, programs: tuple[Emitted, Emitted, Emitted], saved: Sequence[Spec], deferred: Sequence[Spec]
+    ) -> None:
+        forward, backward, finish = programs
+        rows, outs, tangents = (scene.many(specs) for specs in (self.rows, self.outputs, self.outputs))
+        kept, late = scene.many(saved), scene.many(deferred)
+        sums: dict[int, torch.Tensor] = {}
+        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared])
+        scene.run(forward, _ROWS, rows, pro, outs, kept)
+        grads = scene.run(backward, _ROWS, rows, outs, kept, pro, tangents, late, sums)
+        totals = scene.run(finish, _ROWS, rows, outs, kept, late, pro, sums)
+        _compare("the gradients of the rows", grads, self.rows, _ROWS)
+        _compare("the gradients of shared inputs", totals, self.shared)
         for what, values, specs in (("saved values", kept, saved), ("deferred values", late, deferred)):
             _compare(what, values, specs, _ROWS)
 
 
-def _empty(spec: Spec, *leading: int) -> torch.Tensor:
-    return torch.empty((*leading, *spec.shape), dtype=spec.dtype, device="meta")
+@dataclass(frozen=True)
+class Scene:
+    """Where programs are rehearsed: "cpu" or "meta"."""
 
+    device: str
 
-def _many(specs: Sequence[Spec]) -> list[torch.Tensor]:
-    return [_empty(spec, _ROWS) for spec in specs]
+    def run(self, program: Emitted, *args: Any) -> Any:
+        return (program.function if self.device == "cpu" else program.rehearsal)(*args)
+
+    def empty(self, spec: Spec, *leading: int) -> torch.Tensor:
+        tensor = torch.empty((*leading, *spec.shape), dtype=spec.dtype, device="meta")
+        return scratch(tensor) if self.device == "cpu" else tensor
+
+    def many(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        return [self.empty(spec, _ROWS) for spec in specs]
 
 
 def _compare(what: str, values: Sequence[Any], specs: Sequence[Spec], *leading: int) -> None:

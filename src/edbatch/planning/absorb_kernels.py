@@ -8,10 +8,11 @@ their terms. `readers` says for each slot of each type whether it is to read the
 import numpy as np
 from numba import njit
 
+from edbatch.planning.frontier import INNER, KERNEL
 from edbatch.planning.layout_kernels import DATA, LIST, MASK, MEAN, OFFSETS
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results):
     """Which of the slots that can take sums read one, where each node's args begin, and which sums stay."""
     n = len(types)
@@ -38,7 +39,7 @@ def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results)
     return readers, begin, stays
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays):
     """The launches saved and the rows read in addition when readers read the terms themselves; the room for their args.
 
@@ -80,7 +81,7 @@ def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays)
     return most_before - most_after, rows, room
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def absorb(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays, room):
     """The types and args of the nodes that are left, and the new number of every node, -1 where it vanished.
 
@@ -119,6 +120,6 @@ def absorb(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays
     return left[:num_left], flat[:out], place
 
 
-@njit(cache=True)
+@njit(**INNER)
 def renumbered(ref, place):
     return ref if ref < 0 else place[ref & MASK] + (ref & ~MASK)

@@ -22,17 +22,17 @@ Batches = tuple[Ints, Ints, Ints]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # Entry points that nobody calls are not compiled: that shortens the first use.
-_KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
-_INNER: dict[str, Any] = {**_KERNEL, "no_cpython_wrapper": True}
+KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
+INNER: dict[str, Any] = {**KERNEL, "no_cpython_wrapper": True}
 
 
 def kernel(function: F) -> F:
-    return cast(F, njit(**_KERNEL)(function))
+    return cast(F, njit(**KERNEL)(function))
 
 
 def inner(function: F) -> F:
     """For functions that only kernels call."""
-    return cast(F, njit(**_INNER)(function))
+    return cast(F, njit(**INNER)(function))
 
 
 class Frontier(NamedTuple):

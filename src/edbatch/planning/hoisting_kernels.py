@@ -4,10 +4,11 @@
 import numpy as np
 from numba import njit
 
+from edbatch.planning.frontier import INNER, KERNEL
 from edbatch.planning.layout_kernels import DATA, LIST, MASK, MEAN, OFFSETS
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def recurrent_slots(types, args, slot_starts, slot_kinds):
     """For every slot: is it read from a type that in turn reads, over however many others, from the slot's own type?"""
     num_types = len(slot_starts) - 1
@@ -28,7 +29,8 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
     inputs = np.zeros((num_types, num_types), np.bool_)
     for t in range(num_types):
         for s in range(slot_starts[t], slot_starts[t + 1]):
-            inputs[t] |= reads[s]
+            for p in range(num_types):
+                inputs[t, p] |= reads[s, p]
     component = components(inputs)
     found = np.zeros(len(slot_kinds), np.bool_)
     for t in range(num_types):
@@ -38,7 +40,7 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
     return found
 
 
-@njit(cache=True)
+@njit(**INNER)
 def components(inputs):
     """The strongly connected component of each vertex, by Kosaraju: `inputs[a, b]` says that a reads from b."""
     n = len(inputs)
@@ -72,7 +74,7 @@ def components(inputs):
     return component
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, in_ahead, in_main, num_results):
     """Every node of a type with an ahead type as two nodes, the one ahead first, unless an equal one is there already;
     all types and references as they are numbered then.
@@ -135,7 +137,7 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
     return split_types[:node], split_args[:out], node_of
 
 
-@njit(cache=True)
+@njit(**INNER)
 def find(known, types, args, wanted, begin, end):
     """The place in a hash table of a node of a type with the args from `begin` to `end`: empty if there is none."""
     code = wanted

@@ -5,12 +5,14 @@
 import numpy as np
 from numba import njit
 
+from edbatch.planning.frontier import KERNEL
+
 # The values of layout.Slot, as constants that numba can see.
 ONE, REPEAT, ROWS, LIST, SUM, MEAN, SUM_ROWS, DATA, OFFSETS = range(9)
 MASK = (1 << 32) - 1
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def edges(types, args, slot_starts, slot_kinds):
     inputs, offsets = np.empty(len(args), np.int64), np.empty(len(types) + 1, np.int64)
     at, out = 0, 0
@@ -33,7 +35,7 @@ def edges(types, args, slot_starts, slot_kinds):
     return inputs, offsets
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
     """Positions of nodes and of their rows among those of their type, in launch order, and what `fill` must know.
 
@@ -82,7 +84,7 @@ def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
     return position, row_position, length, arg_begin, size, nodes, rows, begins
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, outside):
     arena_rows = outside.copy()
     base = np.empty(len(output_arenas), np.int64)
@@ -93,7 +95,7 @@ def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, o
     return base, arena_rows
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
          position, row_position, length, arg_begin, cursor, base, outside_row):  # fmt: skip
     """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin."""
@@ -151,7 +153,7 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
     return index, slots
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
     """Which outputs feed each slot, and whether an input from outside that needs a gradient does."""
     by_output = np.zeros((len(slot_kinds), output_starts[-1]), np.bool_)

@@ -9,10 +9,11 @@ inputs from outside and types are numbered from 0. Graphs are rewritten later, s
 import numpy as np
 from numba import njit
 
+from edbatch.planning.frontier import KERNEL
 from edbatch.planning.layout_kernels import DATA, LIST, MASK, OFFSETS, SUM
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def cut(types, args, starts, outside_starts, slot_starts, slot_kinds):
     """Number the nodes, inputs and types of every example from 0, in place.
 
@@ -55,7 +56,7 @@ def cut(types, args, starts, outside_starts, slot_starts, slot_kinds):
     return arg_starts, used[:num_used], used_starts, is_foreign
 
 
-@njit(cache=True)
+@njit(**KERNEL)
 def join(types, args, starts, type_row, type_table, outside_starts, outside_numbers, slot_starts, slot_kinds):
     """The opposite, in place: types, nodes and inputs numbered through all pieces.
 
