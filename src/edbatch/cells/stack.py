@@ -99,21 +99,21 @@ def _read_pieces(body: Body) -> Body:
         return slices[place]
 
     def rewrite(draft: Draft, index: int, op: Op, now: dict[int, Val]) -> Val:
-        if op.target is not aten.mm.default or not body.is_row[index]:
+        if op.target not in (aten.mm.default, aten.permute.default) or not body.is_row[index]:
             return draft.add(op)
-        base = [_behind_views(body, v).index for v in body.op(index).args]  # type: ignore[union-attr]
+        base = [_behind_views(body, v).index for v in body.op(index).operands]  # type: ignore[union-attr]
         if index in products and base[0] in split:
             terms = []
             for _, begin, end in wholes[base[0]]:
                 row = view(draft, piece_of(draft, now, (base[0], begin, end)), (1, end - begin))
                 terms.append(draft.call(aten.mm.default, row, _rows_of(draft, op.args[1], begin, end), spec=op.spec))
             return reduce(lambda x, y: draft.call(aten.add.Tensor, x, y, spec=op.spec), terms)
-        args = [
-            view(draft, piece_of(draft, now, pieces[b]), draft.spec(given).shape)
-            if b in pieces and pieces[b][0] in now else given
-            for b, given in zip(base, op.args, strict=True)
-        ]  # fmt: skip
-        return draft.add(Op(op.target, tuple(args), op.kwargs, op.spec))
+        here = {
+            given.index: view(draft, piece_of(draft, now, pieces[b]), draft.spec(given).shape)
+            for b, given in zip(base, op.operands, strict=True)
+            if b in pieces and pieces[b][0] in now
+        }
+        return draft.add(op.replace(lambda v: here.get(v.index, v)))
 
     return _walk(body, rewrite, _early(body, [Val(whole) for whole, _, _ in pieces.values()]))
 
