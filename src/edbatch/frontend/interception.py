@@ -1,8 +1,9 @@
 """While a thread records, calls of modules and torch functions reach its recorder.
 
 All hooks are taken away when the last recording ends: `nn.Module.__call__` (module calls), `autograd.Function.apply`, a
-TorchFunctionMode (torch functions), and the entry and exit of autocast and of grad modes, which change what calls
-compute. Child modules also stand in their parent's `__dict__` meanwhile: `self.child` then costs 0.03 µs, not 1 µs.
+TorchFunctionMode (torch functions), `torch.stack`, and the entry and exit of autocast and of grad modes, which change
+what calls compute. Child modules also stand in their parent's `__dict__` meanwhile: `self.child` then costs 0.03 µs,
+not 1 µs. Cells that are called again and again soon leave this way for that of `known_calls`.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor, nn
@@ -40,6 +40,12 @@ class KnownCall(NamedTuple):
     bind: Callable[[nn.Module, Recorder, Entry, Sequence[Kind]], None]
     release: Callable[[], None]
 
+    def take_from(self, module: nn.Module) -> None:
+        """The module has its own class again, if it has not got another one meanwhile."""
+        self.release()
+        if type(module) is self.cls:
+            _set_class(module, self.own)
+
 
 class KnownCalls:
     """The modules whose calls one recording knows."""
@@ -58,8 +64,7 @@ class KnownCalls:
             return
         before = self._calls.pop(module, None)
         if before is not None:
-            before.release()
-            _set_class(module, before.own)
+            before.take_from(module)
         call = _known_call(module, _pattern(key), entry.simple)
         if call is None:
             del _owner_of[module]
@@ -73,8 +78,7 @@ class KnownCalls:
         self._entries.clear()
         while self._calls:
             module, call = self._calls.popitem()
-            call.release()
-            _set_class(module, call.own)
+            call.take_from(module)
             del _owner_of[module]
 
 
@@ -82,7 +86,7 @@ _owner_of: dict[nn.Module, Recorder] = {}  # a module has one class at a time, s
 _calls_of: weakref.WeakKeyDictionary[nn.Module, dict[Hashable, KnownCall]] = weakref.WeakKeyDictionary()
 
 
-def _pattern(key: tuple[Hashable, ...]) -> str:
+def _pattern(key: tuple[Any, ...]) -> str:
     """Which arguments of a signature are values (v), ints (i), floats (f), and tuples of these, e.g. `i(vv)`."""
     text = ""
     rest = iter(key[1:])
@@ -104,11 +108,12 @@ def _known_call(module: nn.Module, pattern: str, outputs: int) -> KnownCall | No
         call, bind, release = _functions(pattern, outputs)
 
         def reduce(self: nn.Module, protocol: Any) -> Any:
-            _set_class(self, own)  # what is pickled or copied has its own class; the next call is learned again
+            _set_class(self, own)  # what is pickled or copied has its own class, for the rest of the recording
             return self.__reduce_ex__(protocol)
 
-        names = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
-        members = {"__call__": call, "__class__": property(lambda self: own), "__reduce_ex__": reduce, **names}
+        members = {name: getattr(own, name) for name in ("__module__", "__qualname__", "__doc__")}
+        members["__class__"] = property(lambda self: own, _set_class)
+        members |= {"__call__": call, "__reduce_ex__": reduce}
         found = calls[own, pattern, outputs] = KnownCall(type(own.__name__, (own,), members), own, bind, release)
     return found
 
@@ -119,7 +124,7 @@ def _can_be_subclassed(cls: type[nn.Module]) -> bool:
     return type(cls) is type and not is_event and cls.__call__ is nn.Module.__call__
 
 
-@lru_cache(maxsize=None)
+@cache
 def _code(pattern: str, outputs: int) -> Any:
     # the file's name begins as that of this one, so that a line of the generated code is not taken for the user's
     return compile(_source(pattern, outputs), f"{__file__} for {pattern}", "exec")
@@ -193,7 +198,7 @@ def _source(pattern: str, outputs: int) -> str:
 def make():
     {" = ".join(state)} = None
 
-    def __call__(self, {"".join(f"{n}=MISSING, " for n in names)}{"/, " }*rest, **keywords):
+    def __call__(self, {"".join(f"{n}=MISSING, " for n in names)}{"/, "}*rest, **keywords):
         try:
             if {" and ".join(["self is module", "not rest", "not keywords", *shape])}:
                 {"; ".join(unpack) or "pass"}

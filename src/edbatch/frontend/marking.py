@@ -150,8 +150,9 @@ def is_row_wise(module: Any, rank: int) -> bool:
     """Whether a module treats rows with so many dimensions alike."""
     if module.__class__ is nn.Sequential:
         return all(is_row_wise(child, rank) for child in module.children())
-    least = 1 if module.__class__ is nn.Linear else len(module.normalized_shape) if module.__class__ is nn.LayerNorm else 0
-    return module.__class__ in ROW_WISE and rank >= least
+    cls = module.__class__
+    least = 1 if cls is nn.Linear else len(module.normalized_shape) if cls is nn.LayerNorm else 0
+    return cls in ROW_WISE and rank >= least
 
 
 def static_positions(target: Any, options: CellOptions) -> frozenset[Hashable]:

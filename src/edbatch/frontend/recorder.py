@@ -136,7 +136,10 @@ class Recorder:
         self.entries = self._entries_of.setdefault(self.context, {})
 
     def kind(self, spec: Spec) -> Kind:
-        return self._kinds.setdefault(spec, Kind(spec, self))
+        found = self._kinds.get(spec)
+        if found is None:
+            found = self._kinds[spec] = Kind(spec, self)
+        return found
 
     def outside(self, tensor: torch.Tensor) -> Lazy:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
@@ -205,7 +208,8 @@ class Recorder:
             node_type = make()
             context = context or self.context
             self.signatures.append(Signature(key, context, node_type.name))
-            node_type = replace(node_type, name=self.names.give(node_type.name, context, self.outer))
+            name = self.names.give(node_type.name, context, self.outer)
+            node_type = node_type if name == node_type.name else replace(node_type, name=name)
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
             entries[key] = found
@@ -270,6 +274,16 @@ class Recorder:
         return self.add(found, parts.flat, length)
 
     def _define(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
+        """The type of a new signature: a cell's own has been found in earlier calls, while its modules are the same."""
+        lasts = cell is not None and not parts.shared and not parts.generators and not self.names.has_keywords
+        if cell is None or not lasts:
+            return self._new_type(target, args, kwargs, parts, cell)
+        key = (self.context, *[k.spec if isinstance(k, Kind) else k for k in parts.key])
+        if key not in cell.node_types:
+            cell.node_types[key] = self._new_type(target, args, kwargs, parts, cell)
+        return cell.node_types[key]
+
+    def _new_type(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
         rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
         run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
         kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
@@ -359,13 +373,16 @@ class Recorder:
         key: list[Any] = [func]
         flat: list[int] = []
         for a in args:
-            if type(a) is Rows:
+            if type(a) is Lazy:
+                key.append(a.kind)
+                flat.append(a.ref)
+            elif type(a) is Rows:
                 return None if kwargs else self._known_rows(func, args)
-            if not self._take_known(func, a, key, flat):
+            elif not self._take_known(func, a, key, flat):
                 return None
         if kwargs:
             key.append(("keywords", *kwargs))
-            if not all([self._take_known(func, a, key, flat) for a in kwargs.values()]):
+            if not all(self._take_known(func, a, key, flat) for a in kwargs.values()):
                 return None
         entry = self.entries.get(tuple(key))
         return None if entry is None or not self.is_open else self.add(entry, flat)
@@ -380,7 +397,7 @@ class Recorder:
             key.append(id(value))
         elif kind is tuple or kind is list:
             key += (kind, len(value))
-            return all([self._take_known(func, a, key, flat) for a in value])
+            return all(self._take_known(func, a, key, flat) for a in value)
         elif kind is bool or value is None:
             key.append(value)
         elif kind is not int and kind is not float:

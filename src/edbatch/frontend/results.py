@@ -126,7 +126,7 @@ LEAVES = {Lazy, Rows, PendingSum, Tensor}
 
 def _is_flat(output: Any) -> bool:
     """Whether an output is a plain tuple of values; other outputs may be, too, and are looked at more closely."""
-    return type(output) is tuple and all([type(v) in LEAVES for v in output])
+    return type(output) is tuple and LEAVES.issuperset(map(type, output))
 
 
 def leaves_of(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
@@ -174,12 +174,12 @@ def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Gr
 def _group_alike(leaf: int, values: list[Any], recorder: Recorder) -> Group | None:
     """The group of values that are all of one kind, or all lists of such; None for others."""
     kind = values[0].kind if isinstance(values[0], Lazy) else None
-    if kind is None or kind.recorder is not recorder or not all([isinstance(v, Lazy) and v.kind is kind for v in values]):
+    if kind is None or kind.recorder is not recorder or any(getattr(v, "kind", None) is not kind for v in values):
         return None
     examples = list(range(len(values)))
     if kind is kind.one:
         return Group(leaf, kind.spec, examples, np.array([v.ref for v in values], dtype=np.int64))
-    if kind is kind.one.rows and all([v.ref is None for v in values]):
+    if kind is kind.one.rows and all(v.ref is None for v in values):
         refs = [e.ref for v in values for e in v.elements]
         return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), [v.length for v in values])
     return None
