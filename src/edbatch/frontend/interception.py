@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from edbatch.frontend.known_calls import as_values
+from edbatch.frontend.known_calls import as_value
 from edbatch.frontend.lazy import Lazy
 from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.frontend.recorder import Recorder, module_call
@@ -49,7 +49,7 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     if not kwargs and recorder.is_cell(module):
-        key, flat = signature_of(module, as_values(recorder, args) or args)
+        key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
         if entry is not None:
             recorder.known_calls.learn(module, key, entry)
@@ -57,8 +57,8 @@ def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
     return recorder.call(module, args, kwargs)
 
 
-def signature_of(module: nn.Module, args: Iterable[Any]) -> tuple[tuple[Any, ...], list[int]]:
-    """Key and data of a call, as `signature.Parts` makes them; the key is empty for arguments of another kind."""
+def signature_of(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
+    """Key and data of a call of a cell, as `signature.Parts` makes them; no key for any other arguments."""
     key: list[Any] = [module]
     flat: list[int] = []
     for a in args:
@@ -68,14 +68,15 @@ def signature_of(module: nn.Module, args: Iterable[Any]) -> tuple[tuple[Any, ...
             parts = a
         for part in parts:
             kind = type(part)
-            if kind is Lazy:
-                key.append(part.kind)
-                flat.append(part.ref)
-            elif kind is int or kind is float:
+            if kind is int or kind is float:
                 key.append(kind)
                 flat.append(part if kind is int else float_bits(part))
-            else:
+                continue
+            value = part if kind is Lazy else as_value(recorder, part)
+            if value.kind is None:
                 return (), flat
+            key.append(value.kind)
+            flat.append(value.ref)
     return tuple(key), flat
 
 

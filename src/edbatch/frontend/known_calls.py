@@ -14,7 +14,7 @@ theirs, and go the usual way. A module that is pickled or copied meanwhile has i
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -132,34 +132,25 @@ def _code(pattern: str, outputs: int) -> Any:
 
 def _functions(pattern: str, outputs: int) -> Any:
     names: dict[str, Any] = {
-        "Lazy": Lazy, "MISSING": MISSING, "Module": nn.Module, "active": active.get, "as_values": as_values,
+        "Lazy": Lazy, "MISSING": MISSING, "Module": nn.Module, "active": active.get, "as_value": as_value,
         "float_bits": float_bits,
     }  # fmt: skip
     exec(_code(pattern, outputs), names)
     return names["make"]()
 
 
-def as_values(recorder: Recorder, args: Iterable[Any]) -> list[Any] | None:
-    """Arguments of a cell with recorded values for pending sums and for tensors from outside; None if there are none.
+class _NoValue:
+    kind = None
 
-    Such are learned initial states.
+
+def as_value(recorder: Recorder, part: Any) -> Any:
+    """A part of an argument as a recorded value: pending sums and tensors from outside, such as learned initial states.
+
+    Anything else has no kind.
     """
-    found = False
-    values: list[Any] = []
-    for a in args:
-        if type(a) is PendingSum:
-            a = recorder.resolve(a)
-            found = True
-        elif isinstance(a, Tensor):
-            a = recorder.outside(a)
-            found = True
-        elif type(a) is tuple:
-            inside = as_values(recorder, a)
-            if inside is not None:
-                a = tuple(inside)
-                found = True
-        values.append(a)
-    return values if found else None
+    if type(part) is PendingSum:
+        return recorder.resolve(part)
+    return recorder.outside(part) if isinstance(part, Tensor) else _NoValue
 
 
 def _arguments(pattern: str) -> Iterator[tuple[str, list[tuple[str, str]], bool]]:
@@ -190,32 +181,31 @@ def _source(pattern: str, outputs: int) -> str:
     kinds = [f"k{i}" for i in range(len(values))]
     made = [f"o{i}" for i in range(outputs)]
     state = ["module", "recorder", "types", "add_type", "add_args", "identity", "entry", *kinds, *made]
-    results = [line for i in range(outputs) for line in (f"r{i} = Lazy()", f"r{i}.kind = o{i}")]
-    results += [f"r{i}.ref = node + {i * REF}" if i else "r0.ref = node" for i in range(outputs)]
-    result = ", ".join(f"r{i}" for i in range(outputs)) if outputs else "entry.outputs(node)"
-    indent = "\n                    "
+    record = ["node = len(types)", "add_type(identity)", f"add_args(({''.join(f'{f}, ' for f in flat)}))"]
+    record += [line for i in range(outputs) for line in (f"r{i} = Lazy()", f"r{i}.kind = o{i}")]
+    record += [f"r{i}.ref = node + {i * REF}" if i else "r0.ref = node" for i in range(outputs)]
+    record.append(f"return {', '.join(f'r{i}' for i in range(outputs)) if outputs else 'entry.outputs(node)'}")
+    is_like = " and ".join(["self is module", "not rest", "not keywords", *shape])
+    replaced = [f"if type({n}) is not Lazy: {n} = as_value(recorder, {n})" for n in values]
+    given = "".join(f"{n}, " for n in names)
     return f"""
 def make():
     {" = ".join(state)} = None
 
     def __call__(self, {"".join(f"{n}=MISSING, " for n in names)}{"/, "}*rest, **keywords):
         try:
-            if {" and ".join(["self is module", "not rest", "not keywords", *shape])}:
+            if {is_like}:
                 {"; ".join(unpack) or "pass"}
                 if {" and ".join(check)}:
-                    node = len(types)
-                    add_type(identity)
-                    add_args(({"".join(f"{f}, " for f in flat)}))
-                    {indent.join(results)}
-                    return {result}
+                    {_lines(20, record)}
         except AttributeError:
             pass
-        given = [a for a in ({"".join(f"{n}, " for n in names)}) if a is not MISSING] + list(rest)
-        if self is module and not keywords and active() is recorder:
-            values = as_values(recorder, given)
-            if values is not None:
-                return __call__(self, *values)
-        return Module.__call__(self, *given, **keywords)
+        given = ({given})
+        if {is_like} and active() is recorder:
+            {_lines(12, [*unpack, *replaced])}
+            if {" and ".join(check)}:
+                {_lines(16, record)}
+        return Module.__call__(self, *[a for a in given if a is not MISSING], *rest, **keywords)
 
     def bind(of_module, by_recorder, to_entry, of_kinds):
         nonlocal {", ".join(state)}
@@ -231,3 +221,7 @@ def make():
 
     return __call__, bind, release
 """
+
+
+def _lines(indent: int, lines: list[str]) -> str:
+    return f"\n{' ' * indent}".join(lines or ["pass"])
