@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import threading
 
 import pytest
 import torch
@@ -88,3 +89,40 @@ def test_nothing_stays_behind():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+MORE_FUNCTIONS = {
+    "a tuple of values": lambda x: torch.cat((x, x)),
+    "a list and a keyword": lambda x: torch.cat([x, x * 2], dim=-1),
+    "keywords": lambda x: torch.clamp(x, min=0.5, max=None),
+    "a bool": lambda x: x.sum(dim=0, keepdim=True),
+    "a stack along the rows": lambda x: torch.stack([x, x], dim=0).sum(0),
+    "a stack of numbers": lambda x: torch.stack([x.sum(), x.mean()]).sum(),
+}
+
+
+@pytest.mark.parametrize("name", MORE_FUNCTIONS)
+def test_functions_of_known_signatures_are_recorded_alike(name, monkeypatch):
+    function, signatures = MORE_FUNCTIONS[name], []
+    original = Recorder._record
+    monkeypatch.setattr(Recorder, "_record", lambda self, *args: signatures.append(args) or original(self, *args))
+    batched = edbatch.batch(lambda x: function(x))
+    torch.testing.assert_close(batched(torch.ones(4, 3)), batched.one_by_one(torch.ones(4, 3)))
+    assert len(signatures) <= batched.stats.num_types
+    assert all(t.num_nodes == 4 for t in batched.stats.types)
+
+
+def test_torch_stack_is_as_before_for_tensors_and_other_threads():
+    original = torch.stack
+    seen = []
+
+    def function(x):
+        worker = threading.Thread(target=lambda: seen.append(torch.stack([torch.ones(2), torch.zeros(2)])))
+        worker.start()
+        worker.join()
+        return torch.stack([x, x]).sum(0) * torch.stack(tensors=[torch.ones(3), torch.ones(3)], dim=1).sum()
+
+    batched = edbatch.batch(function)
+    torch.testing.assert_close(batched(torch.ones(2, 3)), torch.full((2, 3), 12.0))
+    assert [s.shape for s in seen] == [(2, 2)] * 2
+    assert torch.stack is original

@@ -6,11 +6,10 @@ parameters, mode, hooks and scalar attributes. Closures and globals that a cell 
 
 from __future__ import annotations
 
-import enum
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations
 from typing import Any, NamedTuple
@@ -21,11 +20,12 @@ from torch import nn
 from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import CaptureError, RecordingError
-from edbatch.frontend.marking import CellFunction, CellOptions, numbers_to_tensors, options_of, static_positions
+from edbatch.frontend.marking import CellFunction, CellOptions, options_of, static_positions
 from edbatch.frontend.paths import Paths
+from edbatch.frontend.recording import NodeType
+from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
 from edbatch.spec import Spec
 
-SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
 HOOKS = "a module of the cell has hooks, which must see every call"
 WHOLE_SEQUENCE = (
     "nn.LSTM, nn.GRU and nn.RNN run a whole sequence in one call; with LSTMCell, GRUCell or RNNCell steps are batched"
@@ -59,6 +59,7 @@ class Cell:
     alone: str | None  # why it must run one by one
     parameters: tuple[torch.Tensor, ...]
     modules: tuple[nn.Module, ...]
+    node_types: dict[Hashable, NodeType] = field(default_factory=dict)  # those without shared tensors, by signature
 
     @cached_property
     def device(self) -> torch.device | None:
@@ -73,6 +74,7 @@ class KernelCache:
     def __init__(self, paths: Paths):
         self.paths = paths
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
+        self._cells: dict[tuple[Any, ...], tuple[Watch, Cell]] = {}
         self._lock = threading.RLock()
 
     def cell(self, target: Any, owners: Sequence[nn.Module] = ()) -> Cell | None:
@@ -81,6 +83,18 @@ class KernelCache:
         Args:
             owners: modules among the arguments of a marked function, such as the `self` of a marked method.
         """
+        with self._lock:
+            known = self._cells.get((target, *owners))
+            if known is not None and known[0].is_unchanged():
+                return known[1]
+            found = self._look_at(target, owners)
+            if found is not None and not found.static and isinstance(target, nn.Module):
+                self._cells[target, *owners] = Watch([target]), found
+                if len(self._cells) > MAX_TARGETS:
+                    del self._cells[next(iter(self._cells))]
+            return found
+
+    def _look_at(self, target: Any, owners: Sequence[nn.Module]) -> Cell | None:
         options = options_of(target)
         if options is None:
             return None
@@ -96,8 +110,8 @@ class KernelCache:
                     "into eval mode"
                 )
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
-        alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(map(_has_hooks, modules)) else None
-        parameters = tuple({id(p): p for module in modules for p in module.parameters()}.values())
+        alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(hooks_of(module) for module in modules) else None
+        parameters = tuple({id(p): p for root in roots for p in root.parameters()}.values())
         return Cell(options, static, tuple(state_of(module) for module in modules), alone, parameters, modules)
 
     def kernel(
@@ -169,7 +183,7 @@ def _capture(
 @contextmanager
 def _undisturbed(modules: Sequence[nn.Module]) -> Iterator[None]:
     """A cell is run once to learn its shapes: hooks do not see that run, and buffers are as before after it."""
-    tables = [table for module in modules for table in _hook_tables(module)]
+    tables = [table for module in modules for table in hook_tables(module)]
     hooks = [dict(table) for table in tables]
     buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
     values = [buffer.clone() for buffer in buffers]
@@ -190,23 +204,3 @@ def _without_gradient(function: Callable[..., Any], constant: tuple[int, ...]) -
     if not constant:
         return function
     return lambda *tensors: function(*[t.detach() if i in constant else t for i, t in enumerate(tensors)])
-
-
-def _hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-
-
-def _hooks(module: nn.Module) -> list[Any]:
-    return [hook for table in _hook_tables(module) for hook in table.values() if hook is not numbers_to_tensors]
-
-
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(_hooks(module))
-
-
-def state_of(module: nn.Module) -> Hashable:
-    """What capture reads of a module: mode, hooks, scalar attributes, and which parameters and buffers it has."""
-    scalars = tuple((k, type(v), v) for k, v in module.__dict__.items() if isinstance(v, SCALARS))
-    tensors = (*module._parameters.items(), *module._buffers.items())
-    owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
-    return id(module), scalars, tuple(map(id, _hooks(module))), owned

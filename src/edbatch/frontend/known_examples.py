@@ -22,10 +22,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError, WrongKeyError
-from edbatch.frontend.kernels import SCALARS, Context
+from edbatch.frontend.kernels import Context
 from edbatch.frontend.piece_differences import difference
 from edbatch.frontend.pieces import Piece, PieceRecorder, Structure, Types, cut
-from edbatch.frontend.watch import Watch
+from edbatch.frontend.watch import SCALARS, Watch
 from edbatch.spec import Spec, float_bits
 
 MAX_NODES = 4_000_000  # of all pieces that are kept, about 50 bytes each; those used last are kept longest

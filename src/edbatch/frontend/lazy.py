@@ -26,14 +26,20 @@ READING = ("item", "tolist", "numpy", "__array__")
 class Kind:
     """A spec inside one recording.
 
-    Compared by identity, so that looking up a node's type costs no comparison of shapes.
+    Compared by identity, so that looking up a node's type costs no comparison of shapes. Rows and pending sums of
+    values of a kind have kinds of their own (`rows`, `pending`; no pending sums of whole numbers), which lead back to
+    it by `one`. So `x.kind is kind` alone says that x is one value and has a reference.
     """
 
-    __slots__ = ("recorder", "spec")
+    __slots__ = ("one", "pending", "recorder", "rows", "spec", "sum_key")
 
-    def __init__(self, spec: Spec, recorder: Recorder):
+    def __init__(self, spec: Spec, recorder: Recorder, one: Kind | None = None):
         self.spec = spec
         self.recorder = recorder
+        self.one = one or self
+        self.rows = Kind(spec, recorder, self) if one is None else self
+        self.pending = Kind(spec, recorder, self) if one is None and spec.dtype.is_floating_point else None
+        self.sum_key = ("sum", self.one)  # the signature of a sum of such values
 
 
 class Lazy:
@@ -74,10 +80,21 @@ class Lazy:
         return owner(args, kwargs or {}).torch_function(func, args, kwargs or {})
 
     def __add__(self, other: Any) -> Any:
-        return self.kind.recorder.plus(self, other)
+        kind = self.kind
+        if type(other) is Lazy and other.kind is kind and kind.pending is not None:  # two terms, without detours
+            context = kind.recorder.sums_grow_in
+            if context is not None:
+                value = PendingSum()
+                value.kind = kind.pending
+                value.ref = [self.ref, other.ref], 2, context
+                return value
+        return kind.recorder.plus(self, other)
 
     def __radd__(self, other: Any) -> Any:
-        return self.kind.recorder.plus(other, self)
+        recorder = self.kind.recorder
+        if type(other) is int and other == 0 and type(self) is not Rows and recorder.sums_grow_in is not None:
+            return self  # Python's sum() begins with 0
+        return recorder.plus(other, self)
 
     def __getitem__(self, key: Any) -> Any:
         return self.kind.recorder.getitem(self, key)
@@ -143,11 +160,14 @@ class PendingSum(Lazy):
 
     def __add__(self, other: Any) -> Any:
         kind = self.kind
-        if type(other) is Lazy and other.kind is kind:  # one more term: the common case, without detours
+        if type(other) is Lazy and other.kind is kind.one:  # one more term: the common case, without detours
             terms, count, context = self.ref
-            if len(terms) == count and context is kind.recorder.context and kind.recorder.is_open:
+            if len(terms) == count and context is kind.recorder.sums_grow_in:
                 terms.append(other.ref)
-                return pending(terms, context, kind)
+                value = PendingSum()
+                value.kind = kind
+                value.ref = terms, count + 1, context
+                return value
         return kind.recorder.plus(self, other)
 
 
@@ -160,17 +180,17 @@ def lazy(ref: int, kind: Kind) -> Lazy:
 
 
 def rows_of(ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None) -> Rows:
-    """Rows that are the output `ref` of a recorded node, or so far only a list of values."""
+    """Rows of values of a kind that are the output `ref` of a recorded node, or so far only a list of values."""
     value = Rows()
-    value.ref, value.kind, value.length, value.elements, value.whole = ref, kind, length, elements, None
+    value.ref, value.kind, value.length, value.elements, value.whole = ref, kind.rows, length, elements, None
     return value
 
 
 def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
-    """The sum of the present terms of a list."""
+    """The sum of the present terms of a list: of values of a kind."""
     value = PendingSum()
     value.ref = (terms, len(terms), context)
-    value.kind = kind
+    value.kind = kind.pending  # type: ignore[assignment]
     return value
 
 

@@ -141,17 +141,18 @@ def options_of(target: Any) -> CellOptions | None:
 
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is one of torch's own that holds no user code: Linear, LSTMCell, …, or a Sequential of them."""
-    if type(module) is nn.Sequential:
+    if module.__class__ is nn.Sequential:
         return all(is_leaf(child) for child in module.children())
-    return type(module).__module__.startswith("torch.nn.modules.") and not isinstance(module, CONTAINERS)
+    return module.__class__.__module__.startswith("torch.nn.modules.") and not isinstance(module, CONTAINERS)
 
 
 def is_row_wise(module: Any, rank: int) -> bool:
     """Whether a module treats rows with so many dimensions alike."""
-    if type(module) is nn.Sequential:
+    if module.__class__ is nn.Sequential:
         return all(is_row_wise(child, rank) for child in module.children())
-    least = 1 if type(module) is nn.Linear else len(module.normalized_shape) if type(module) is nn.LayerNorm else 0
-    return type(module) in ROW_WISE and rank >= least
+    cls = module.__class__
+    least = 1 if cls is nn.Linear else len(module.normalized_shape) if cls is nn.LayerNorm else 0
+    return cls in ROW_WISE and rank >= least
 
 
 def static_positions(target: Any, options: CellOptions) -> frozenset[Hashable]:

@@ -67,6 +67,7 @@ class Names(UniqueNames):
         self._paths = paths
         paths.start()
         self._keywords = find_paths(keywords) if keywords else {}
+        self.has_keywords = bool(keywords)
         self._device = device
         self._derived: dict[int, str] = {}
         self._depth = 0

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from edbatch.frontend.kernels import SCALARS, Context
+from edbatch.frontend.kernels import Context
 from edbatch.frontend.lazy import Kind, Lazy
 from edbatch.frontend.names import UniqueNames
 from edbatch.frontend.recorder import DRAWS, Recorder
 from edbatch.frontend.recording import NodeType, Recording
 from edbatch.frontend.results import Group, Results, Value, check_structure, groups, structure_of
+from edbatch.frontend.watch import SCALARS
 from edbatch.planning.layout import REF, Ints
 from edbatch.spec import Spec
 

@@ -24,6 +24,7 @@ from edbatch.frontend import rows as rows_of_values
 from edbatch.frontend.in_place import refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
+from edbatch.frontend.known_calls import KnownCalls
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
 from edbatch.frontend.names import Names
@@ -46,6 +47,7 @@ METADATA = {
     *[getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")],
 }
 DRAWS = "it draws random numbers"
+STACK = torch.stack
 module_call = nn.Module.__call__
 
 
@@ -58,12 +60,18 @@ class Entry:
         self.id = identity
         self.type = node_type
         self.kinds = kinds
-        marks = [object() for _ in kinds]
-        shape = node_type.kernel.unflatten(marks)
-        plain = tuple(shape) == tuple(marks) if type(shape) is tuple else False
-        self.simple = 1 if len(kinds) == 1 and shape is marks[0] else 2 if plain and len(kinds) == 2 else 0
+        marks = tuple([object() for _ in kinds])
+        shape = node_type.kernel.unflatten(list(marks))
+        is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
+        # how many outputs, if they are one value or a plain tuple of values, and none of them is rows
+        self.simple = 0 if any(node_type.per_row) else 1 if (shape,) == marks else len(marks) if is_tuple else 0
 
     def outputs(self, node: int, length: int | None = None) -> Any:
+        """What the call of a node returns; `length` is the number of its rows, if it has any."""
+        if self.simple == 1:
+            return lazy(node, self.kinds[0])
+        if self.simple:
+            return tuple([lazy(node + i * REF, kind) for i, kind in enumerate(self.kinds)])
         values = [
             lazy(node + i * REF, kind) if not per_row else rows_of(node + i * REF, kind, length or 0)
             for i, (kind, per_row) in enumerate(zip(self.kinds, self.type.per_row, strict=True))
@@ -101,9 +109,11 @@ class Recorder:
         self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
+        self.known_calls = KnownCalls(self)
         self.shared = SharedTensors(self, shared)
         self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
+        self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
         self.outer = self.context
@@ -121,11 +131,15 @@ class Recorder:
 
     def refresh_context(self) -> None:
         """Called whenever the user's code may have changed grad mode or autocast."""
-        self.context = Context.current()
+        self.known_calls.forget()
+        self.context = self.sums_grow_in = Context.current()
         self.entries = self._entries_of.setdefault(self.context, {})
 
     def kind(self, spec: Spec) -> Kind:
-        return self._kinds.setdefault(spec, Kind(spec, self))
+        found = self._kinds.get(spec)
+        if found is None:
+            found = self._kinds[spec] = Kind(spec, self)
+        return found
 
     def outside(self, tensor: torch.Tensor) -> Lazy:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
@@ -156,7 +170,7 @@ class Recorder:
 
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
-        self.is_open = False
+        self.is_open, self.sums_grow_in = False, None
         return Recording(
             np.fromiter(self.types, np.int64, len(self.types)),
             np.fromiter(self.args, np.int64, len(self.args)),
@@ -184,9 +198,6 @@ class Recorder:
         node = len(self.types)
         self.add_type(entry.id)
         self.add_args(flat)
-        if entry.simple == 1:
-            kind = entry.kinds[0]
-            return rows_of(node, kind, length or 0) if entry.type.per_row[0] else lazy(node, kind)
         return entry.outputs(node, length)
 
     def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:
@@ -197,7 +208,8 @@ class Recorder:
             node_type = make()
             context = context or self.context
             self.signatures.append(Signature(key, context, node_type.name))
-            node_type = replace(node_type, name=self.names.give(node_type.name, context, self.outer))
+            name = self.names.give(node_type.name, context, self.outer)
+            node_type = node_type if name == node_type.name else replace(node_type, name=name)
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
             entries[key] = found
@@ -262,6 +274,16 @@ class Recorder:
         return self.add(found, parts.flat, length)
 
     def _define(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
+        """The type of a new signature: a cell's own has been found in earlier calls, while its modules are the same."""
+        lasts = cell is not None and not parts.shared and not parts.generators and not self.names.has_keywords
+        if cell is None or not lasts:
+            return self._new_type(target, args, kwargs, parts, cell)
+        key = (self.context, *[k.spec if isinstance(k, Kind) else k for k in parts.key])
+        if key not in cell.node_types:
+            cell.node_types[key] = self._new_type(target, args, kwargs, parts, cell)
+        return cell.node_types[key]
+
+    def _new_type(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
         rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
         run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
         kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
@@ -277,10 +299,9 @@ class Recorder:
         lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
         shared = tuple(Spec.of(t) for t in parts.shared)
         alone = "it draws from a generator of its own, row by row" if parts.generators else None
-        tokens, self.suspended = (
-            (active.set(None), plain_loop.set(True)),
-            True,
-        )  # a batched function in a cell is a plain loop
+        tokens = active.set(None), plain_loop.set(True)  # a batched function in a cell is a plain loop
+        self.suspended, self.sums_grow_in = True, None
+        self.known_calls.forget()
         states = [generator.get_state() for generator in parts.generators]
         try:
             return self.kernels.kernel(
@@ -289,7 +310,7 @@ class Recorder:
         finally:
             active.reset(tokens[0])
             plain_loop.reset(tokens[1])
-            self.suspended = False
+            self.suspended, self.sums_grow_in = False, self.context
             for generator, state in zip(parts.generators, states, strict=True):
                 generator.set_state(state)
 
@@ -297,7 +318,7 @@ class Recorder:
 
     def plus(self, left: Any, right: Any) -> Any:
         """`left + right` of lazy values: a sum that grows as long as it is only added to."""
-        total = rows_of_values.add(self, left, right) if self.is_open and not self.suspended else None
+        total = rows_of_values.add(self, left, right) if self.sums_grow_in is not None else None
         return self.torch_function(operator.add, (left, right), {}) if total is None else total
 
     def getitem(self, value: Lazy, key: Any) -> Any:
@@ -315,15 +336,13 @@ class Recorder:
                 "(inside "
                 "tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of your own"
             )
-        if not kwargs:
-            found = self._known(func, args)
-        elif len(args) == 1 and kwargs == {"dim": 0} and type(args[0]) is Rows:
+        if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Rows:
             found = self._known_rows(func, (args[0], 0))
         else:
-            found = None
+            found = self._known(func, args, kwargs)
         if found is not None:
             return found
-        if func is torch.stack and self.is_open:
+        if func is STACK and self.is_open:
             found = rows_of_values.torch_function(self, func, args, kwargs)
             if found is not NotImplemented:
                 return found
@@ -346,31 +365,49 @@ class Recorder:
             like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
         return self._record(func, args, kwargs, Parts(self, number_like=like))
 
-    def _known(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def _known(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a signature that this recording has seen, by a short cut.
 
         The key must be the one that `Parts` builds.
         """
         key: list[Any] = [func]
-        flat = []
+        flat: list[int] = []
         for a in args:
-            kind = type(a)
-            if kind is Lazy:
+            if type(a) is Lazy:
                 key.append(a.kind)
                 flat.append(a.ref)
-            elif kind is nn.Parameter:
-                key.append(id(a))
-            elif kind is Rows:
-                return self._known_rows(func, args)
-            elif kind is not int and kind is not float:
+            elif type(a) is Rows:
+                return None if kwargs else self._known_rows(func, args)
+            elif not self._take_known(func, a, key, flat):
                 return None
-            elif func in ARITHMETIC:
-                key.append(kind)
-                flat.append(a if kind is int else float_bits(a))
-            else:
-                key.append((kind, a if kind is int else float_bits(a)))
+        if kwargs:
+            key.append(("keywords", *kwargs))
+            if not all(self._take_known(func, a, key, flat) for a in kwargs.values()):
+                return None
         entry = self.entries.get(tuple(key))
         return None if entry is None or not self.is_open else self.add(entry, flat)
+
+    def _take_known(self, func: Callable[..., Any], value: Any, key: list[Any], flat: list[int]) -> bool:
+        """Take an argument as `Parts.take` would; False for one that needs a closer look."""
+        kind = type(value)
+        if kind is Lazy:
+            key.append(value.kind)
+            flat.append(value.ref)
+        elif kind is nn.Parameter:
+            key.append(id(value))
+        elif kind is tuple or kind is list:
+            key += (kind, len(value))
+            return all(self._take_known(func, a, key, flat) for a in value)
+        elif kind is bool or value is None:
+            key.append(value)
+        elif kind is not int and kind is not float:
+            return False
+        elif func in ARITHMETIC:
+            key.append(kind)
+            flat.append(value if kind is int else float_bits(value))
+        else:
+            key.append((kind, value if kind is int else float_bits(value)))
+        return True
 
     def _known_rows(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
@@ -378,7 +415,7 @@ class Recorder:
             return None
         reduction = rows_of_values.NAME_OF_REDUCTION.get(func)
         if reduction is not None:
-            if type(args[0]) is not Rows or len(args) != 2 or type(args[1]) is not int or args[1] != 0:
+            if type(args[0]) is not Rows or not rows_of_values.is_over_rows(reduction, *args):
                 return None
             found = rows_of_values.reduce(self, reduction, args[0])
             return None if found is NotImplemented else found

@@ -121,11 +121,19 @@ class Results:
         return JOIN[stack](pieces, self.names[j])
 
 
+LEAVES = {Lazy, Rows, PendingSum, Tensor}
+
+
+def _is_flat(output: Any) -> bool:
+    """Whether an output is a plain tuple of values; other outputs may be, too, and are looked at more closely."""
+    return type(output) is tuple and LEAVES.issuperset(map(type, output))
+
+
 def leaves_of(output: Any, structure: pytree.TreeSpec, example: int) -> Sequence[Any]:
-    if isinstance(output, Lazy | Tensor) and structure.is_leaf():
+    if type(output) in LEAVES and structure.is_leaf():
         return (output,)
-    is_flat = type(output) is tuple and all(isinstance(v, Lazy | Tensor) for v in output)
-    if is_flat and structure.type is tuple and structure.num_children == structure.num_leaves == len(output):
+    is_like = structure.type is tuple and structure.num_children == structure.num_leaves
+    if is_like and _is_flat(output) and structure.num_leaves == len(output):
         return output  # type: ignore[no-any-return]
     leaves, other = pytree.tree_flatten(output)
     check_structure(other, structure, example)
@@ -150,15 +158,31 @@ def settle(output: Any, recorder: Recorder) -> None:
     """Record the sums that are pending among the results of an example, where the example ends."""
     if type(output) is Lazy:
         return
-    is_flat = type(output) is tuple and all(isinstance(v, Lazy | Tensor) for v in output)
-    for value in output if is_flat else pytree.tree_leaves(output):
+    for value in output if _is_flat(output) else pytree.tree_leaves(output):
         if type(value) is PendingSum:
             recorder.resolve(value)
 
 
 def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
+    alike = _group_alike(leaf, values, recorder)
+    if alike is not None:
+        return [alike]
     lazy = [recorder.outside(v) if isinstance(v, Tensor) else v for v in values]
     return groups(leaf, [Value.of(v, recorder) if isinstance(v, Lazy) else v for v in lazy])
+
+
+def _group_alike(leaf: int, values: list[Any], recorder: Recorder) -> Group | None:
+    """The group of values that are all of one kind, or all lists of such; None for others."""
+    kind = values[0].kind if isinstance(values[0], Lazy) else None
+    if kind is None or kind.recorder is not recorder or any(getattr(v, "kind", None) is not kind for v in values):
+        return None
+    examples = list(range(len(values)))
+    if kind is kind.one:
+        return Group(leaf, kind.spec, examples, np.array([v.ref for v in values], dtype=np.int64))
+    if kind is kind.one.rows and all(v.ref is None for v in values):
+        refs = [e.ref for v in values for e in v.elements]
+        return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), [v.length for v in values])
+    return None
 
 
 def groups(leaf: int, values: list[Any]) -> list[Group]:

@@ -13,13 +13,14 @@ import torch
 
 from edbatch.cells.segments import SegmentKernel, copy_kernel, mean_kernel, segment_kernel
 from edbatch.errors import LeakedValueError, RecordingError
-from edbatch.frontend.lazy import Lazy, PendingSum, Rows, pending, rows_of
+from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, pending, rows_of
 from edbatch.frontend.recording import NodeType
 from edbatch.planning.layout import Slot
 from edbatch.spec import Spec, float_bits
 
 if TYPE_CHECKING:
-    from edbatch.frontend.recorder import Recorder
+    from edbatch.frontend.kernels import Context
+    from edbatch.frontend.recorder import Entry, Recorder
 
 ELEMENTWISE = {
     "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1",
@@ -30,15 +31,10 @@ ELEMENTWISE = {
 
 def add(recorder: Recorder, left: Any, right: Any) -> Any:
     """`left + right` as an n-ary sum that grows until it is used; None when it is an ordinary addition."""
-    kind = right.kind if type(right) in SUMMANDS else None
-    if (
-        type(left) not in SUMMANDS
-        or left.kind is not kind
-        or kind.recorder is not recorder
-        or not kind.spec.dtype.is_floating_point
-    ):
-        if type(left) is int and left == 0 and kind is not None:  # Python's sum() begins with 0
-            return right
+    if type(left) not in SUMMANDS or type(right) not in SUMMANDS:
+        return None
+    kind = right.kind.one
+    if left.kind.one is not kind or kind.recorder is not recorder or kind.pending is None:
         return None
     if left is right:
         right = recorder.resolve(right)
@@ -70,23 +66,34 @@ def _can_grow(value: Any, recorder: Recorder) -> bool:
 
 def _begin(recorder: Recorder, value: Lazy) -> PendingSum:
     """A pending sum of one term."""
-    return pending([recorder.resolve(value).ref], recorder.context, value.kind)
+    return pending([recorder.resolve(value).ref], recorder.context, value.kind.one)
 
 
 def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     """Record a pending sum as one node over all its terms."""
     terms, count, context = value.ref
-    spec = value.kind.spec
-    terms = terms if count < 0 else terms[:count]
+    kind = value.kind.one
+    if 0 <= count < len(terms):  # it has grown since
+        terms = terms[:count]
+    entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
+    if entry is None:
+        entry = _sum_entry(recorder, kind, Slot.SUM, context)
+    value.__class__ = Lazy  # type: ignore[assignment]
+    value.kind = kind
+    value.ref = len(recorder.types)
+    recorder.add_type(entry.id)
+    recorder.add_args((len(terms), *terms))
+    return value
+
+
+def _sum_entry(recorder: Recorder, kind: Kind, slot: Slot, context: Context) -> Entry:
+    spec = kind.spec
 
     def make() -> NodeType:
-        name = _name(recorder, "sum of", Slot.SUM, spec)
-        return NodeType(name, copy_kernel(spec, grad=context.grad), (Slot.SUM,), (spec,), (), (False,))
+        name = _name(recorder, "sum of", slot, spec)
+        return NodeType(name, copy_kernel(spec, grad=context.grad), (slot,), (spec,), (), (False,))
 
-    node = recorder.add(recorder.entry(("sum", value.kind), make, context), [len(terms), *terms])
-    value.__class__ = Lazy  # type: ignore[assignment]
-    value.ref = node.ref
-    return value
+    return recorder.entry(kind.sum_key if slot is Slot.SUM else ("sum of rows", kind), make, context)
 
 
 def stack(recorder: Recorder, values: Any) -> Rows | None:
@@ -96,11 +103,11 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
             "torch.stack of an empty list has no shape; give a start value, e.g. torch.stack([zero, *values]), or "
             "treat an example without rows apart"
         )
+    alike = stack_alike(recorder, values)
+    if alike is not None:
+        return alike
     if all(isinstance(v, torch.Tensor) for v in values):
         return None  # nothing lazy: an ordinary call
-    kind = getattr(values[0], "kind", None)
-    if all(type(v) is Lazy and v.kind is kind for v in values) and kind is not None and kind.recorder is recorder:
-        return rows_of(None, kind, len(values), list(values))
     elements = []
     for value in values:
         if isinstance(value, torch.Tensor):
@@ -111,6 +118,18 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
     if any(e.kind is not elements[0].kind for e in elements):
         return None
     return rows_of(None, elements[0].kind, len(elements), elements)
+
+
+def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Rows | None:
+    """The same of recorded values of one kind, which is checked at 20 ns a value; None when they are anything else."""
+    try:
+        kinds = [value.kind for value in values]
+    except AttributeError:
+        return None
+    kind = kinds[0] if kinds else None
+    if type(kind) is not Kind or kind.one is not kind or kind.recorder is not recorder or not recorder.is_open:
+        return None
+    return rows_of(None, kind, len(values), list(values)) if kinds.count(kind) == len(kinds) else None
 
 
 def materialise(recorder: Recorder, rows: Rows) -> Rows:
@@ -201,6 +220,13 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
     return NotImplemented
 
 
+def is_over_rows(name: str, rows: Rows, dim: Any = None, *rest: Any) -> bool:
+    """The same for the commonest ways of saying so."""
+    if dim is None:
+        return not rest and name in OF_ALL and not rows.kind.spec.shape
+    return not rest and type(dim) is int and dim == 0
+
+
 def _over_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether a reduction goes over the rows, and over nothing else."""
     rest = {k: v for k, v in kwargs.items() if k not in ("dim", "axis", "_stacklevel") and v not in (None, False)}
@@ -240,17 +266,12 @@ def scale(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(recorder: Recorder, rows: Rows) -> Any:
-    spec = rows.kind.spec
-    if not spec.dtype.is_floating_point:
+    kind = rows.kind.one
+    if kind.pending is None:
         return NotImplemented
-
-    def make() -> NodeType:
-        name = _name(recorder, "sum of", slot, spec)
-        return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (slot,), (spec,), (), (False,))
-
     slot, flat = _sum_operand(rows)
-    key = ("sum", rows.kind) if slot is Slot.SUM else ("sum of rows", rows.kind)
-    return recorder.add(recorder.entry(key, make), flat)
+    entry = recorder.entries.get(kind.sum_key) if slot is Slot.SUM else None
+    return recorder.add(entry or _sum_entry(recorder, kind, slot, recorder.context), flat)
 
 
 def _mean(recorder: Recorder, rows: Rows) -> Any:

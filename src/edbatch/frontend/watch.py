@@ -1,19 +1,23 @@
 """Notices changes of modules between calls: their mode, hooks, scalar attributes, parameters, buffers and children.
 
-What counts is `kernels.state_of`. Taking it costs 25 µs a module, so a look first compares what the modules hold with
+What counts is `state_of`. Taking it costs 25 µs a module, so a look first compares what the modules hold with
 what they held, object by object, and takes their states only when something is not the same object any more.
 """
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Hashable, Iterable
 from itertools import chain
 from operator import is_
+from typing import Any
 
+import torch
 from torch import nn
 
-from edbatch.frontend.kernels import state_of
+from edbatch.frontend.marking import numbers_to_tensors
 
+SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
 TABLES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
     "_backward_pre_hooks",
@@ -72,3 +76,20 @@ class Watch:
             if tensor.requires_grad != requires_grad:
                 return False
         return True
+
+
+def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The user's own hooks of a module."""
+    return [hook for table in hook_tables(module) for hook in table.values() if hook is not numbers_to_tensors]
+
+
+def state_of(module: nn.Module) -> Hashable:
+    """What capture reads of a module: mode, hooks, scalar attributes, and which parameters and buffers it has."""
+    scalars = tuple((k, type(v), v) for k, v in module.__dict__.items() if isinstance(v, SCALARS))
+    tensors = (*module._parameters.items(), *module._buffers.items())
+    owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
+    return id(module), scalars, tuple(map(id, hooks_of(module))), owned
