@@ -11,6 +11,9 @@ from edbatch.planning.schedule import schedule
 from strategies import graphs
 
 
+NONE = np.zeros(0, dtype=np.int64)
+
+
 def table_of(types):
     """A table from [(slots, outputs)] per type, an output being (arena, per row)."""
     starts = lambda counts: np.cumsum([0, *counts], dtype=np.int64)  # noqa: E731
@@ -47,7 +50,7 @@ def test_random_graphs(lists, policy):
     result, order, plan_ = plan(types, graph.inputs + second * REF, table, policy=policy)
     assert np.array_equal(result.inputs, graph.inputs)
     nodes = np.arange(graph.num_nodes)
-    rows = [plan_.rows_of(result, table, nodes, np.full_like(nodes, k)) for k in (0, 1)]
+    rows = [plan_.rows_of(nodes + k * REF, types, table, NONE) for k in (0, 1)]
     for k in (0, 1):
         assert sorted(rows[k].tolist()) == list(range(graph.num_nodes))
     assert plan_.arena_rows.tolist() == [graph.num_nodes] * 2

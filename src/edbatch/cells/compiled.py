@@ -96,7 +96,9 @@ class CompiledCell:
         """The cell as launches of fused kernels, for the CPU; see `FusedCell`. None if that was given up."""
         from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
 
-        return self._fused.setdefault((taken, exact_math), FusedCell(self, taken, exact_math))
+        if (taken, exact_math) not in self._fused:
+            self._fused.setdefault((taken, exact_math), FusedCell(self, taken, exact_math))
+        return self._fused[taken, exact_math]
 
     def give_up(self, fused: FusedCell) -> None:
         """A fused form cannot be made: it is not tried again."""

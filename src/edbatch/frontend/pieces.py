@@ -21,8 +21,9 @@ from edbatch.frontend.kernels import SCALARS, Context
 from edbatch.frontend.lazy import Kind, Lazy
 from edbatch.frontend.names import UniqueNames
 from edbatch.frontend.recorder import DRAWS, Recorder
-from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group, Results, Value, check_structure, groups, structure_of
+from edbatch.frontend.type_set import NodeType, TypeSets
 from edbatch.planning.layout import REF, Ints
 from edbatch.spec import Spec
 
@@ -192,7 +193,9 @@ def _local(value: Value, first_node: int, first_input: int) -> Value:
     return value._replace(refs=tuple([ref - first_node if ref >= 0 else ref + first_input for ref in value.refs]))
 
 
-def join(pieces: Sequence[Piece], examples: Sequence[Sequence[Any]]) -> tuple[Recording, Results]:
+def join(
+    pieces: Sequence[Piece], examples: Sequence[Sequence[Any]], type_sets: TypeSets
+) -> tuple[Recording, Results]:
     """The mini-batch of these pieces, with the tensors that the examples have in their columns."""
     from edbatch.planning import piece_kernels
 
@@ -216,6 +219,7 @@ def join(pieces: Sequence[Piece], examples: Sequence[Sequence[Any]]) -> tuple[Re
         tuple(inputs.tensors),
         tuple(inputs.specs),
         shift.nodes[:-1],
+        type_sets,
     )
     table = recording.table
     piece_kernels.join(

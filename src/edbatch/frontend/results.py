@@ -179,6 +179,10 @@ def groups(leaf: int, values: list[Any]) -> list[Group]:
 def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:
     """The assembled leaf when one group holds all of it and no piece need be touched; else None."""
     if group.lengths is None:
+        if stack == "cat":
+            rows = tensor.shape[1] if tensor.dim() > 1 else 1  # a value without dimensions is one row
+            lengths = torch.full(tensor.shape[:1], rows, device=tensor.device)
+            return (tensor.flatten(0, 1) if tensor.dim() > 1 else tensor), lengths
         return tensor if stack in (True, "pad") else None
     if stack == "cat":
         return tensor, torch.tensor(group.lengths, device=tensor.device)

@@ -24,7 +24,7 @@ class Operands:
         self.begin: list[list[int]] = layout.slot_begin.tolist()
         self.size: list[list[int]] = layout.slot_size.tolist()
         self.first: list[list[int]] = layout.slot_first.tolist()
-        self.arena_of = [[recording.arena_of.get(spec, -1) for spec in t.slot_specs] for t in self.types]  # type: ignore[arg-type]
+        self.arena_of = recording.type_set.slot_arenas
         self._index = torch.from_numpy(layout.index)
         self._index_on: dict[torch.device, Tensor] = {}
 
