@@ -67,6 +67,11 @@ class SegmentKernel:
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
 
+    @property
+    def copies(self) -> bool:
+        """Whether it writes its only operand as it is."""
+        return self.name == "copy"
+
     def unflatten(self, values: Sequence[Any]) -> Any:
         return torch.return_types.max(values) if self.name == "max" else values[0]  # type: ignore[arg-type]
 

@@ -20,7 +20,7 @@ from edbatch.planning.layout import Layout, Slot, plan
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.frozen import prologue
-from edbatch.runtime.launch import Binding, is_taken
+from edbatch.runtime.launch import Binding, copies, copying, is_taken
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
 from edbatch.spec import Spec
@@ -35,13 +35,8 @@ class Compiling:
     on: bool = True
     exact_math: bool = False
 
-    def kernels(self, types: Sequence[NodeType], are_on_cpu: Mask) -> list[Any]:
-        """The kernels that run types: their fused forms on the CPU, unless a dispatch mode must see every op."""
-        if not self.on or torch._C._len_torch_dispatch_stack():
-            return [node_type.kernel for node_type in types]
-        return [self._fused(t) if on_cpu else t.kernel for t, on_cpu in zip(types, are_on_cpu, strict=True)]
-
-    def _fused(self, node_type: NodeType) -> Any:
+    def kernel(self, node_type: NodeType) -> Any:
+        """The kernel that runs a type on the CPU: its fused form if it has one."""
         fused = getattr(node_type.kernel, "fused", None)
         return fused and fused(tuple(map(is_taken, node_type.slots)), self.exact_math) or node_type.kernel
 
@@ -86,7 +81,7 @@ class Execution:
     def __init__(self, plan: Plan, pool: Pool, needs: Needs | None, compiling: Compiling = OFF):
         self.plan = plan
         self.needs = needs
-        self.lease = Lease(pool)
+        self.lease = Lease(pool, "values")
         self.operands = Operands(plan.recording, plan.schedule, plan.layout)
         self.types = plan.recording.node_types
         layout, table = plan.layout, plan.recording.table
@@ -109,7 +104,14 @@ class Execution:
         self.sizes: list[int] = layout.sizes.tolist()
         self.own: list[int] = layout.own.tolist()
         self.largest: list[int] = layout.largest.tolist()
-        self.kernels = compiling.kernels(self.types, plan.recording.type_set.are_on_cpu)
+        # A dispatch mode must see every op.
+        is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
+        is_compiled = [is_on and on_cpu for on_cpu in plan.recording.type_set.are_on_cpu]
+        self.kernels = [
+            compiling.kernel(node_type) if on else node_type.kernel
+            for node_type, on in zip(self.types, is_compiled, strict=True)
+        ]
+        self.only_copies = [on and copies(node_type) for node_type, on in zip(self.types, is_compiled, strict=True)]
         self.prologues: list[Any] = [None] * len(self.types)
         self.training: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
@@ -123,7 +125,7 @@ class Execution:
             self.prologues[t] = prologue(self.kernels[t], self.types[t].shared)
             if training is not None:
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
-        scratch = Lease(self.lease.pool)
+        scratch = Lease(self.lease.pool, "scratch")
         launch = [self._launcher(t, scratch) for t in range(len(self.types))]
         batch = t = 0
         try:
@@ -154,6 +156,8 @@ class Execution:
     def _launcher(self, t: int, scratch: Lease) -> Callable[[int], None]:
         """The function that runs a batch of a type."""
         kernel, training = self.kernels[t], self.training[t]
+        if self.only_copies[t]:
+            return copying(Binding(self, t, scratch))
         bind = getattr(kernel.infer if training is None else training.forward, "bind", None)
         if bind is not None:
             launch: Callable[[int], None] = bind(Binding(self, t, scratch))
