@@ -7,8 +7,8 @@
     run        runtime/    batch after batch; backward in reverse
 
 What lasts from call to call is kept here: the kernels of the function's cells, what is known of types that occur
-together, the pieces of examples that are known by their keys, and the pool of memory. Errors raised deeper down state a local fact; which example and which line it was
-is added here.
+together, the pieces of examples that are known by their keys, and the pool of memory. Errors raised deeper down state a
+local fact; which example and which line it was is added here.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Pipeline:
                 return None
             if not known.take(call, recorder, examples):
                 return None
-        return join(call.pieces, examples, self.type_sets)
+        return join(call.pieces, examples, self.type_sets, call.world.joined)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
         device = self._device()
@@ -186,7 +186,7 @@ class Pipeline:
         for group in results.groups:
             refs = group.refs[group.refs >= 0]
             nodes, numbers = unpack(refs)
-            outputs.append(np.unique(table.output_starts[recorded.types[nodes]] + numbers))
+            outputs.append(table.output_starts[recorded.types[nodes]] + numbers)
             is_result[outputs[-1]] = True
         needs = find_needs(recorded, is_result)
         for group, flat in zip(results.groups, outputs, strict=True):

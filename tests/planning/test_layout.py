@@ -10,7 +10,6 @@ from edbatch.planning.layout import REF, Slot, SlotTable
 from edbatch.planning.schedule import schedule
 from strategies import graphs
 
-
 NONE = np.zeros(0, dtype=np.int64)
 
 

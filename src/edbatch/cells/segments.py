@@ -17,7 +17,6 @@ from torch import Tensor
 from edbatch.cells.kernel import Mask
 from edbatch.spec import Spec
 
-
 MAX_KERNELS = 1000  # that are kept; the same kernel in every call, so that what is known of it is found again
 
 

@@ -143,6 +143,8 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
         schedule.order, schedule.starts, schedule.batch_types,
         position, row_position, length, arg_begin, cursor, base, outside_row,
     )  # fmt: skip
+    node_begin, row_begin, num_rows, own, sizes = of_batches
     return Layout(
-        index, *slots, *of_batches, type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length
-    )
+        index, slots[0], slots[1], slots[2], node_begin, row_begin, num_rows, own, sizes,
+        type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length,
+    )  # fmt: skip

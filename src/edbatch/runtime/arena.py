@@ -12,6 +12,7 @@ from edbatch.spec import Spec
 
 ALIGNMENT = 64  # bytes, of every tensor
 
+
 def _round_up(size: int) -> int:
     """A size at most an eighth larger, so that mini-batches of similar size share buffers."""
     step = 1 << max(size.bit_length() - 4, 9)

@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Mask
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
 from edbatch.frontend.type_set import NodeType
@@ -38,7 +37,7 @@ class Compiling:
     def kernel(self, node_type: NodeType) -> Any:
         """The kernel that runs a type on the CPU: its fused form if it has one."""
         fused = getattr(node_type.kernel, "fused", None)
-        return fused and fused(tuple(map(is_taken, node_type.slots)), self.exact_math) or node_type.kernel
+        return (fused and fused(tuple(map(is_taken, node_type.slots)), self.exact_math)) or node_type.kernel
 
 
 OFF = Compiling(on=False)
