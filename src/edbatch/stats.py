@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -18,18 +16,22 @@ from edbatch.runtime.forward import Plan
 
 
 class Stopwatch:
-    """Seconds by stage."""
+    """Seconds by stage: `with watch("run"): …`; a stage may come again, but not inside another."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._stage, self._begin = "", 0.0
 
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begin
+    def __call__(self, stage: str) -> Stopwatch:
+        self._stage = stage
+        return self
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._begin
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + seconds
 
 
 @dataclass(frozen=True)

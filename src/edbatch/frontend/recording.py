@@ -37,11 +37,13 @@ class Recording:
     @cached_property
     def arenas(self) -> tuple[Spec, ...]:
         """The specs of all values, one arena each: those of the types, then those of results that no node reads."""
-        return tuple(dict.fromkeys((*self.type_set.arenas, *self.outside_specs)))
+        known = self.type_set.arenas
+        return tuple(dict.fromkeys((*known, *self.outside_specs))) if self.outside_specs else known
 
     @cached_property
     def arena_of(self) -> dict[Spec, int]:
-        return {spec: i for i, spec in enumerate(self.arenas)}
+        known = self.type_set
+        return known.arena_of if self.arenas is known.arenas else {spec: i for i, spec in enumerate(self.arenas)}
 
     @cached_property
     def outside_rows(self) -> tuple[Ints, Ints]:
