@@ -174,7 +174,8 @@ class Pipeline:
     def _needs(self, plan: Plan, results: Results) -> Needs | None:
         """What takes part in backward; None when nothing does."""
         recorded = plan.recording
-        if not recorded.type_set.can_differentiate and all((group.refs >= 0).all() for group in results.groups):
+        from_inside = not recorded.outside or all((group.refs >= 0).all() for group in results.groups)
+        if from_inside and not recorded.type_set.can_differentiate:
             return None  # all of it was recorded without grad
         if not any(t.requires_grad for node_type in recorded.node_types for t in node_type.shared) and not any(
             t.requires_grad for t in recorded.outside

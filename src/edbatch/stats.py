@@ -8,7 +8,6 @@ from functools import cached_property
 
 import numpy as np
 
-from edbatch.frontend.type_set import TypeSet
 from edbatch.planning.graph import Graph
 from edbatch.planning.layout import Ints
 from edbatch.planning.schedule import Schedule
@@ -55,14 +54,18 @@ class Stats:
     peak_bytes: int
     graph: Graph
     _schedule: Schedule
-    _types: TypeSet
+    _reasons: tuple[str | None, ...]
+    _row_bytes: Ints
     _slot_first: Ints
     _slot_size: Ints
 
     @staticmethod
     def of(plan: Plan, peak_bytes: int, seconds: dict[str, float]) -> Stats:
         types, layout = plan.recording.type_set, plan.layout
-        return Stats(seconds, peak_bytes, plan.graph, plan.schedule, types, layout.slot_first, layout.slot_size)
+        return Stats(
+            seconds, peak_bytes, plan.graph, plan.schedule, types.reasons, types.row_bytes, layout.slot_first,
+            layout.slot_size,
+        )  # fmt: skip
 
     @property
     def num_nodes(self) -> int:
@@ -87,7 +90,7 @@ class Stats:
             np.bincount(types, minlength=self.num_types).tolist()
             for types in (self.graph.types, self._schedule.batch_types)
         )
-        return tuple(map(TypeStats, self._types.names, nodes, batches, self._types.reasons))
+        return tuple(map(TypeStats, map(str, self.graph.type_names), nodes, batches, self._reasons))
 
     @cached_property
     def views(self) -> int:
@@ -102,7 +105,7 @@ class Stats:
     @cached_property
     def bytes_copied(self) -> int:
         """By those gathers."""
-        row_bytes = self._types.row_bytes[self._schedule.batch_types, : self._slot_size.shape[1]]
+        row_bytes = self._row_bytes[self._schedule.batch_types, : self._slot_size.shape[1]]
         return int((self._slot_size * row_bytes * (self._slot_first == -1)).sum())
 
     def __repr__(self) -> str:

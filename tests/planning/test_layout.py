@@ -106,5 +106,14 @@ def test_slots_of_every_kind():
     assert read[total, 0] == ([a, b, a], [0, 3])
     assert read[sum_rows, 0] == ([8, 9], [0, 2])
     assert plan_.length.tolist() == [1, 1, 1, 2, 1, 2, 1, 2, 1, 1]
+    assert plan_.type_sizes.tolist() == [2, 3, 3, 2, 1, 1]  # all rows where a type writes them, else its nodes
+    assert plan_.rows_of(np.array([-2, 1, 3]), types, table, np.array([0, 1])).tolist() == [1, b, 5]
+    begin = dict.fromkeys(range(6), 0)
+    for i, t in enumerate(order.batch_types.tolist()):
+        assert plan_.own[i] == begin[t]
+        assert plan_.sizes[i] <= plan_.largest[t]
+        begin[t] += plan_.sizes[i]
+    assert list(begin.values()) == plan_.type_sizes.tolist()
+    assert all(plan_.largest[t] in plan_.sizes[order.batch_types == t] for t in range(6))
     assert "10" not in repr(plan_)
     assert "views" in repr(plan_)

@@ -42,7 +42,9 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
     """
     n, num_types = len(types), len(slot_starts) - 1
     length, arg_begin, size = np.ones(n, np.int64), np.empty(n, np.int64), np.zeros(len(slot_kinds) + 1, np.int64)
-    at = 0
+    at, repeats = 0, False
+    for kind in slot_kinds:
+        repeats |= kind == REPEAT
     for i in range(n):
         arg_begin[i] = at
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
@@ -59,9 +61,10 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
             # A repeated value takes as many entries as the node has rows; they are known once all slots were seen.
             size[s + 1] += count + (1 if kind >= SUM else 0)
             at += step
-        for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            if slot_kinds[s] == REPEAT:
-                size[s + 1] += length[i] - 1
+        if repeats:
+            for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
+                if slot_kinds[s] == REPEAT:
+                    size[s + 1] += length[i] - 1
     position, row_position = np.empty(n, np.int64), np.empty(n, np.int64)
     of_types, of_batches = np.zeros((4, num_types), np.int64), np.empty((5, len(batch_types)), np.int64)
     nodes, rows = of_types[0], of_types[1]

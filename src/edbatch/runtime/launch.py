@@ -47,7 +47,7 @@ class Binding:
     def _ranges(self, arenas: Any) -> list[Any]:
         size = self._execution.type_sizes[self._type]
         return [
-            None if arenas[arena] is None else arenas[arena].narrow(0, base, size)
+            None if arenas[arena] is None else arenas[arena][base : base + size]
             for arena, base, _ in self._execution.outputs[self._type]
         ]
 
@@ -134,7 +134,7 @@ class Binding:
         def add(b: int, gradient: Tensor) -> None:
             at = first[b][slot]
             if at >= 0:
-                target.narrow(0, at, sizes[b]).add_(gradient)
+                target[at : at + sizes[b]].add_(gradient)
                 return
             gradient = gradient.contiguous()
             add_back(
