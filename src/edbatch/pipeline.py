@@ -6,9 +6,9 @@
     plan       planning/   where values lie in memory, which rows each batch reads
     run        runtime/    batch after batch; backward in reverse
 
-What lasts from call to call is kept here: the kernels of the function's cells, the pieces of examples that are known
-by their keys, and the pool of memory. Errors raised deeper down state a local fact; which example and which line it was
-is added here.
+What lasts from call to call is kept here: the kernels of the function's cells, what is known of types that occur
+together, the pieces of examples that are known by their keys, and the pool of memory. Errors raised deeper down state a
+local fact; which example and which line it was is added here.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import os
 import traceback
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +35,7 @@ from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
 from edbatch.frontend.rewrite import rewrite
+from edbatch.frontend.type_set import TypeSet, TypeSets
 from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
@@ -62,10 +64,11 @@ class Pipeline:
         self.paths = Paths(function)
         self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
+        self.type_sets = TypeSets()
         self.pool = Pool()
         self.compiling = compiling
         self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
-        self.kernel_of: dict[str, Kernel] = {}  # of each type of the last call, by its name
+        self._last_types: TypeSet | None = None
 
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
@@ -90,7 +93,7 @@ class Pipeline:
             recorded, results = self.record(columns, keywords)
         with watch("rewrite"):
             recorded, results = rewrite(recorded, results)
-        self.kernel_of = {node_type.name: node_type.kernel for node_type in recorded.node_types}
+        self._last_types = recorded.type_set
         with watch("schedule"):
             order = schedule(recorded.graph, policy)
         with watch("plan"):
@@ -98,6 +101,12 @@ class Pipeline:
         with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
             needs = self._needs(plan, results)
             return Execution(plan, self.pool, needs, self.compiling), results
+
+    @property
+    def kernel_of(self) -> dict[str, Kernel]:
+        """The kernel of each type of the last call, by its name."""
+        types = self._last_types
+        return {} if types is None else dict(zip(types.names, types.kernels, strict=True))
 
     def record(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         """Record the function on every example of a mini-batch that is not known by its key."""
@@ -110,7 +119,7 @@ class Pipeline:
         with recording(recorder, self.shortcuts):
             outputs = self._run(recorder, examples, range(len(examples)), keywords)
             results = Results.collect(outputs, recorder)
-            return recorder.finish(), results
+            return replace(recorder.finish(), type_sets=self.type_sets), results
 
     def _record_unknown(
         self, known: KnownExamples, examples: list[Any], keywords: dict[str, Any]
@@ -131,7 +140,7 @@ class Pipeline:
                 return None
             if not known.take(call, recorder, examples):
                 return None
-        return join(call.pieces, examples)
+        return join(call.pieces, examples, self.type_sets, call.world.joined)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
         device = self._device()
@@ -165,21 +174,20 @@ class Pipeline:
     def _needs(self, plan: Plan, results: Results) -> Needs | None:
         """What takes part in backward; None when nothing does."""
         recorded = plan.recording
+        from_inside = not recorded.outside or all((group.refs >= 0).all() for group in results.groups)
+        if from_inside and not recorded.type_set.can_differentiate:
+            return None  # all of it was recorded without grad
         if not any(t.requires_grad for node_type in recorded.node_types for t in node_type.shared) and not any(
             t.requires_grad for t in recorded.outside
         ):
             return None
-        if not any(any(t.can_differentiate) for t in recorded.node_types) and all(
-            (group.refs >= 0).all() for group in results.groups
-        ):
-            return None  # all of it was recorded without grad
         table = recorded.table
         is_result = np.zeros(len(table.output_arenas), dtype=np.bool_)
         outputs = []
         for group in results.groups:
             refs = group.refs[group.refs >= 0]
             nodes, numbers = unpack(refs)
-            outputs.append(np.unique(table.output_starts[recorded.types[nodes]] + numbers))
+            outputs.append(table.output_starts[recorded.types[nodes]] + numbers)
             is_result[outputs[-1]] = True
         needs = find_needs(recorded, is_result)
         for group, flat in zip(results.groups, outputs, strict=True):

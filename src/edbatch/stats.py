@@ -2,32 +2,35 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Slot
+from edbatch.planning.layout import Ints
+from edbatch.planning.schedule import Schedule
 from edbatch.runtime.forward import Plan
 
 
 class Stopwatch:
-    """Seconds by stage."""
+    """Seconds by stage: `with watch("run"): …`; a stage may come again, but not inside another."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self._stage, self._begin = "", 0.0
 
-    @contextmanager
-    def __call__(self, stage: str) -> Iterator[None]:
-        begin = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[stage] = self.seconds.get(stage, 0.0) + time.perf_counter() - begin
+    def __call__(self, stage: str) -> Stopwatch:
+        self._stage = stage
+        return self
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        seconds = time.perf_counter() - self._begin
+        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + seconds
 
 
 @dataclass(frozen=True)
@@ -40,54 +43,72 @@ class TypeStats:
     runs_alone: str | None  # why its nodes ran one by one; None when they were batched
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, repr=False)
 class Stats:
-    """The last call of a batched function.
+    """The last call of a batched function. Most calls are never asked for, so numbers are counted when they are.
 
-    seconds: by stage (record, rewrite, schedule, plan, run, and backward once it has run).
-    views, gathers: operands of batches read in place, and copied. bytes_copied: by those gathers. peak_bytes: of all
-    arenas. unseen_states: launches for which a learned policy knew nothing and followed its rule.
+    seconds: by stage (record, rewrite, schedule, plan, run, and backward once it has run). peak_bytes: of all arenas.
     """
 
-    num_nodes: int
-    num_batches: int
-    types: tuple[TypeStats, ...]
-    views: int
-    gathers: int
-    bytes_copied: int
-    peak_bytes: int
-    unseen_states: int
     seconds: dict[str, float]
-    graph: Graph = field(repr=False)
-
-    @property
-    def num_types(self) -> int:
-        return len(self.types)
+    peak_bytes: int
+    graph: Graph
+    _schedule: Schedule
+    _reasons: tuple[str | None, ...]
+    _row_bytes: Ints
+    _slot_first: Ints
+    _slot_size: Ints
 
     @staticmethod
     def of(plan: Plan, peak_bytes: int, seconds: dict[str, float]) -> Stats:
-        recorded, layout = plan.recording, plan.layout
-        width = layout.slot_first.shape[1]
-        row_bytes = np.zeros((len(recorded.node_types), width), np.int64)
-        for t, node_type in enumerate(recorded.node_types):
-            for k, (slot, spec) in enumerate(zip(node_type.slots, node_type.slot_specs, strict=True)):
-                if spec is not None and slot != Slot.DATA:
-                    row_bytes[t, k] = math.prod(spec.shape) * spec.dtype.itemsize
-        gathered = layout.slot_first == -1
-        copied = (layout.slot_size * row_bytes[plan.schedule.batch_types] * gathered).sum()
-        batches = np.bincount(plan.schedule.batch_types, minlength=len(recorded.node_types)).tolist()
+        types, layout = plan.recording.type_set, plan.layout
         return Stats(
-            num_nodes=len(recorded.types),
-            num_batches=plan.schedule.num_batches,
-            types=tuple(
-                TypeStats(t.name, nodes, launches, t.kernel.reason)
-                for t, nodes, launches in zip(recorded.node_types, layout.type_nodes.tolist(), batches, strict=True)
-            ),
-            views=int((layout.slot_first >= 0).sum()),
-            gathers=int(gathered.sum()),
-            bytes_copied=int(copied),
-            peak_bytes=peak_bytes,
-            unseen_states=plan.schedule.unseen_states,
-            seconds=seconds,
-            graph=plan.graph,
+            seconds, peak_bytes, plan.graph, plan.schedule, types.reasons, types.row_bytes, layout.slot_first,
+            layout.slot_size,
+        )  # fmt: skip
+
+    @property
+    def num_nodes(self) -> int:
+        return self.graph.num_nodes
+
+    @property
+    def num_types(self) -> int:
+        return self.graph.num_types
+
+    @property
+    def num_batches(self) -> int:
+        return self._schedule.num_batches
+
+    @property
+    def unseen_states(self) -> int:
+        """Launches for which a learned policy knew nothing and followed its rule."""
+        return self._schedule.unseen_states
+
+    @cached_property
+    def types(self) -> tuple[TypeStats, ...]:
+        nodes, batches = (
+            np.bincount(types, minlength=self.num_types).tolist()
+            for types in (self.graph.types, self._schedule.batch_types)
         )
+        return tuple(map(TypeStats, map(str, self.graph.type_names), nodes, batches, self._reasons))
+
+    @cached_property
+    def views(self) -> int:
+        """Operands of batches that were read in place."""
+        return int((self._slot_first >= 0).sum())
+
+    @cached_property
+    def gathers(self) -> int:
+        """Operands of batches that were copied."""
+        return int((self._slot_first == -1).sum())
+
+    @cached_property
+    def bytes_copied(self) -> int:
+        """By those gathers."""
+        row_bytes = self._row_bytes[self._schedule.batch_types, : self._slot_size.shape[1]]
+        return int((self._slot_size * row_bytes * (self._slot_first == -1)).sum())
+
+    def __repr__(self) -> str:
+        names = ("num_nodes", "num_batches", "types", "views", "gathers", "bytes_copied", "peak_bytes", "unseen_states",
+                 "seconds")  # fmt: skip
+        return f"Stats({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"

@@ -53,6 +53,15 @@ def test_every_stack():
             assert torch.equal(a, b)
 
 
+def test_cat_of_values_with_rows():
+    """Values of one shape are joined without being taken apart."""
+    batched = edbatch.batch(lambda x: (x.view(2, 3) * 2, x.view(1, 3, 2)), stack="cat")
+    (two, twos), (one, ones) = batched(X)
+    assert torch.equal(two, (X * 2).view(8, 3))
+    assert torch.equal(one, X.view(4, 3, 2))
+    assert (twos.tolist(), ones.tolist()) == ([2] * 4, [1] * 4)
+
+
 def test_results_that_are_not_lazy():
     constant = torch.ones(2)
     ours = edbatch.batch(lambda x: (constant, W, 3, x))(X)

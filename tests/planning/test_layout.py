@@ -10,6 +10,8 @@ from edbatch.planning.layout import REF, Slot, SlotTable
 from edbatch.planning.schedule import schedule
 from strategies import graphs
 
+NONE = np.zeros(0, dtype=np.int64)
+
 
 def table_of(types):
     """A table from [(slots, outputs)] per type, an output being (arena, per row)."""
@@ -47,7 +49,7 @@ def test_random_graphs(lists, policy):
     result, order, plan_ = plan(types, graph.inputs + second * REF, table, policy=policy)
     assert np.array_equal(result.inputs, graph.inputs)
     nodes = np.arange(graph.num_nodes)
-    rows = [plan_.rows_of(result, table, nodes, np.full_like(nodes, k)) for k in (0, 1)]
+    rows = [plan_.rows_of(nodes + k * REF, types, table, NONE) for k in (0, 1)]
     for k in (0, 1):
         assert sorted(rows[k].tolist()) == list(range(graph.num_nodes))
     assert plan_.arena_rows.tolist() == [graph.num_nodes] * 2
@@ -104,5 +106,14 @@ def test_slots_of_every_kind():
     assert read[total, 0] == ([a, b, a], [0, 3])
     assert read[sum_rows, 0] == ([8, 9], [0, 2])
     assert plan_.length.tolist() == [1, 1, 1, 2, 1, 2, 1, 2, 1, 1]
+    assert plan_.type_sizes.tolist() == [2, 3, 3, 2, 1, 1]  # all rows where a type writes them, else its nodes
+    assert plan_.rows_of(np.array([-2, 1, 3]), types, table, np.array([0, 1])).tolist() == [1, b, 5]
+    begin = dict.fromkeys(range(6), 0)
+    for i, t in enumerate(order.batch_types.tolist()):
+        assert plan_.own[i] == begin[t]
+        assert plan_.sizes[i] <= plan_.largest[t]
+        begin[t] += plan_.sizes[i]
+    assert list(begin.values()) == plan_.type_sizes.tolist()
+    assert all(plan_.largest[t] in plan_.sizes[order.batch_types == t] for t in range(6))
     assert "10" not in repr(plan_)
     assert "views" in repr(plan_)

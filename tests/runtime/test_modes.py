@@ -3,6 +3,9 @@
 No_grad, inference_mode, train and eval, dropout, state of cells, fake tensors on another device.
 """
 
+import gc
+import types
+
 import pytest
 import torch
 from torch import nn
@@ -117,6 +120,32 @@ def test_stats_and_explain():
     text = batched.explain()
     for word in ("policy depth", "lower bound", "bound-greedy", "views", "gathers", "copied", "record", "node(f64[4]"):
         assert word in text
+
+
+def test_stats_are_right_whenever_they_are_asked_for():
+    model, (trees,) = zoo.make(zoo.CASES[0])
+    batched, other = edbatch.batch(model, policy="depth"), edbatch.batch(model, policy="depth")
+    batched(trees[:2])
+    late = batched.stats
+    batched(trees)
+    other(trees[:2])
+    now = other.stats
+    for name in ("num_nodes", "num_batches", "types", "views", "gathers", "bytes_copied", "peak_bytes", "num_types"):
+        assert getattr(late, name) == getattr(now, name), name
+    assert f"num_nodes={late.num_nodes}, " in repr(late)
+
+
+def test_stats_keep_no_tensors():
+    batched = edbatch.batch(lambda x: (x * 2).sum())
+    batched(X)
+    reached, todo = {}, [batched.stats]
+    while todo:
+        thing = todo.pop()
+        if id(thing) in reached or isinstance(thing, type | types.ModuleType | types.FunctionType):
+            continue
+        reached[id(thing)] = thing
+        assert not isinstance(thing, torch.Tensor)
+        todo += gc.get_referents(thing)
 
 
 def test_a_chain_of_one_length_reads_views_only():

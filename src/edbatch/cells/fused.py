@@ -65,6 +65,7 @@ class _Fuser(Emitter):
             )
         self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
         self.addresses: dict[int, Memory] = {}
+        self.scratch_shapes: dict[int, tuple[int, ...]] = {}
         self.gradients = {  # of operands whose rows kernels know: slot -> value
             slot: value.index
             for slot, value in enumerate(program.returns or ())
@@ -138,12 +139,16 @@ class _Fuser(Emitter):
         shape = self._own_form(index)
         if home == "scratch" or (isinstance(home, Place) and home.group not in ("rows", "pro")):
             shape = shape if form[:1] == ("flat",) else form
-            buffer, begin = (f"z{index}", "0") if home == "scratch" else (self._buffer(home), "w")  # type: ignore[arg-type]
-            shaped = self._bound(
-                "_".join(map(str, (buffer, *shape))),
-                f"{buffer}.view({', '.join(map(str, (f'len({buffer})', *shape)))})",
-            )
-            text = self.assign(Val(index), f"{shaped}.narrow(0, {begin}, B)", pinned=True)
+            if isinstance(home, Place):
+                memory = self.body.spec(Val(index)).shape if home.shape is None else home.shape
+                name, rows = self._buffer(home), "w:w + B"
+            else:
+                memory = self.scratch_shapes[index]
+                name, rows = f"z{index}", ":B"
+            if memory != shape:
+                view = ", ".join(map(str, (f"{name}.shape[0]", *shape)))
+                name = self._bound("_".join(map(str, (name, *shape))), f"{name}.view({view})")
+            text = self.assign(Val(index), f"{name}[{rows}]", pinned=True)  # narrow would take half as long again
         elif isinstance(home, Place):
             text = self._tensor_at(index, home)
         elif op is not None and op.target is aten.view.default:
@@ -196,6 +201,7 @@ class _Fuser(Emitter):
         self.home.update(homes)  # from now on they are read, not computed
 
     def _scratch(self, index: int, shape: Sequence[Any]) -> None:
+        self.scratch_shapes[index] = tuple(shape)
         self._bound(f"z{index}", f"x.scratch({tuple(shape)!r}, {self.object(self.body.spec(Val(index)).dtype)})")
 
     def _emit_torch(self, index: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -15,6 +16,8 @@ from torch import Tensor
 
 from edbatch.cells.kernel import Mask
 from edbatch.spec import Spec
+
+MAX_KERNELS = 1000  # that are kept; the same kernel in every call, so that what is known of it is found again
 
 
 @dataclass(frozen=True)
@@ -63,6 +66,11 @@ class SegmentKernel:
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
 
+    @property
+    def copies(self) -> bool:
+        """Whether it writes its only operand as it is."""
+        return self.name == "copy"
+
     def unflatten(self, values: Sequence[Any]) -> Any:
         return torch.return_types.max(values) if self.name == "max" else values[0]  # type: ignore[arg-type]
 
@@ -80,6 +88,7 @@ class SegmentKernel:
         return RowTraining(self.run, gradient, self.reads, (self.reads_outs,) * len(self.outputs))
 
 
+@lru_cache(MAX_KERNELS)
 def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
     """Writes its only operand: a stack of listed values, or the sum that reading the operand has formed."""
 
@@ -91,6 +100,7 @@ def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
     )
 
 
+@lru_cache(MAX_KERNELS)
 def mean_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
     """Divides its first operand, the sum that reading it has formed, by its second, the number of terms."""
 
@@ -103,6 +113,7 @@ def mean_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
     return SegmentKernel("mean", (spec,), run, gradient, reads=(False, True), reads_outs=False, grad=grad)
 
 
+@lru_cache(MAX_KERNELS)
 def segment_kernel(name: str, spec: Spec, *, grad: bool) -> SegmentKernel:
     """The kernel that reduces rows of `spec` over each segment: max, amax, logsumexp or softmax."""
     run, gradient = _TABLE[name]

@@ -18,36 +18,31 @@ rows). A chain of sums, each read by a cell and by the next sum, saves no launch
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edbatch.cells.segments import SegmentKernel
-from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.recording import Recording
+from edbatch.frontend.results import Results
+from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import Ints, Slot
 
 LAUNCH_BYTES = 256 * 1024
 ROW_BYTES = 256  # what a row costs at least, however short it is
+NOBODY = np.zeros(0, dtype=np.bool_)
 
 
-def absorb_sums(recording: Recording, results: Ints) -> tuple[Recording, Ints | None]:
-    """The recording without the sums that are cheaper where they are read.
-
-    Args:
-        results: the nodes that stay in any case.
-
-    Returns:
-        The recording, and the new number of every node (-1: it vanished), or None when nothing was done.
-    """
-    sums = [t for t in recording.node_types if _kind(t) is not None]
-    total: Ints | None = None
-    for node_type in sums:
+def absorb_sums(recording: Recording, results: Results) -> tuple[Recording, Results]:
+    """The recording without the sums that are cheaper where they are read, and its results."""
+    for node_type in [t for t in recording.node_types if _kind(t) is not None]:
         found = _absorb(recording, node_type, results)
         if found is not None:
             recording, place = found
-            results = place[results]
-            total = place if total is None else np.where(total >= 0, place[total], -1)
-    return recording, total
+            results = results.renumbered(place)
+    return recording, results
 
 
 def _kind(node_type: NodeType) -> Slot | None:
@@ -71,18 +66,25 @@ def _takes(consumer: NodeType, k: int, total: NodeType) -> bool:
     return not any(consumer.kernel.differentiable(*needs))
 
 
-def _absorb(recording: Recording, total: NodeType, results: Ints) -> tuple[Recording, Ints] | None:
-    """The recording with one type of sums absorbed, and the new number of every node; None when it does not pay."""
+def _takers(node_types: Sequence[NodeType], total: NodeType) -> NDArray[np.bool_]:
+    """For each slot of all types whether it could; NOBODY when none could."""
+    takes = np.array([_takes(t, k, total) for t in node_types for k in range(len(t.slots))], dtype=np.bool_)
+    return takes if takes.any() else NOBODY
+
+
+def _absorb(recording: Recording, total: NodeType, results: Results) -> tuple[Recording, Ints] | None:
+    """The recording with one type of sums absorbed, and the new number of every node (-1: it vanished); None when it
+    does not pay. The nodes that results refer to stay in any case."""
     from edbatch.planning import absorb_kernels as kernels
 
     table, node_types, kind = recording.table, recording.node_types, _kind(total)
     assert kind is not None
     sum_type = node_types.index(total)
-    takes = np.array([_takes(t, k, total) for t in node_types for k in range(len(t.slots))], dtype=np.bool_)
-    if not takes.any():
+    takes = recording.type_set.keep(("takes", sum_type), lambda: _takers(node_types, total))
+    if takes is NOBODY:
         return None
     nodes = (recording.types, recording.args, table.starts, table.kinds)
-    readers, begin, stays = kernels.find_readers(*nodes, sum_type, takes, results)
+    readers, begin, stays = kernels.find_readers(*nodes, sum_type, takes, results.nodes())
     if not readers.any():
         return None
     launches, rows, room = kernels.weigh(*nodes, sum_type, readers, begin, stays)

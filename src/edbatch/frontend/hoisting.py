@@ -8,14 +8,16 @@ type depends in turn on the type that reads it, in this mini-batch.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from edbatch.frontend.recording import NodeType, Recording
-from edbatch.planning.layout import Ints, Slot
+from edbatch.frontend.recording import Recording
+from edbatch.frontend.type_set import NodeType
+from edbatch.planning.layout import Ints, Slot, SlotTable
 
 if TYPE_CHECKING:
     from edbatch.cells.compiled import Hoisted, Part
@@ -30,33 +32,49 @@ def hoist(recording: Recording) -> tuple[Recording, Ints | None]:
 
     table, types = recording.table, recording.node_types
     recurrent = kernels.recurrent_slots(recording.types, recording.args, table.starts, table.kinds)
-    if not recurrent.any():
-        return recording, None
-    masks = [tuple(recurrent[a:b].tolist()) for a, b in zip(table.starts, table.starts[1:], strict=False)]
-    parts = [_hoisted(node_type, mask) for node_type, mask in zip(types, masks, strict=True)]
-    if not any(parts):
+    parting = recording.type_set.keep(("parting", recurrent.tobytes()), lambda: _part(types, table, recurrent))
+    if not any(parting.parts):
         return recording, None
     node_types: list[NodeType] = []
+    for node_type, both in zip(types, parting.parts, strict=True):
+        if both is not None:
+            node_types.append(_ahead(node_type, both.ahead))
+        node_types.append(node_type if both is None else _main(node_type, both))
+    split_types, args, node_of = kernels.split_nodes(
+        recording.types, recording.args, table.starts, table.kinds, parting.ahead, parting.main, parting.in_ahead,
+        parting.in_main, parting.num_results,
+    )  # fmt: skip
+    starts = np.concatenate(([0], node_of + 1))[recording.starts]
+    return replace(recording, types=split_types, args=args, node_types=tuple(node_types), starts=starts), node_of
+
+
+@dataclass(frozen=True)
+class _Parting:
+    """Which types are parted and how, for `split_nodes`."""
+
+    parts: list[Hoisted | None]
+    ahead: Ints
+    main: Ints
+    in_ahead: NDArray[np.bool_]
+    in_main: NDArray[np.bool_]
+    num_results: Ints
+
+
+def _part(types: tuple[NodeType, ...], table: SlotTable, recurrent: NDArray[np.bool_]) -> _Parting:
+    masks = [tuple(recurrent[a:b].tolist()) for a, b in zip(table.starts, table.starts[1:], strict=False)]
+    parts = [_hoisted(node_type, mask) for node_type, mask in zip(types, masks, strict=True)]
     ahead, main, num_results = (np.full(len(types), -1, np.int64) for _ in range(3))
     in_ahead, in_main = np.zeros(len(table.kinds), np.bool_), np.ones(len(table.kinds), np.bool_)
-    for t, (node_type, both) in enumerate(zip(types, parts, strict=True)):
+    number = 0
+    for t, both in enumerate(parts):
         if both is not None:
-            ahead[t] = len(node_types)
-            node_types.append(_ahead(node_type, both.ahead))
+            ahead[t], number = number, number + 1
             num_results[t] = len(both.ahead.kernel.outputs)
             in_ahead[table.starts[t] + np.array(both.ahead.rows, np.int64)] = True
             in_main[table.starts[t] : table.starts[t + 1]] = False
             in_main[table.starts[t] + np.array(both.main.rows, np.int64)] = True
-        main[t] = len(node_types)
-        node_types.append(node_type if both is None else _main(node_type, both))
-    split_types, args, node_of = kernels.split_nodes(
-        recording.types, recording.args, table.starts, table.kinds, ahead, main, in_ahead, in_main, num_results
-    )
-    split = Recording(
-        split_types, args, tuple(node_types), recording.outside, recording.outside_specs,
-        np.concatenate(([0], node_of + 1))[recording.starts],
-    )  # fmt: skip
-    return split, node_of
+        main[t], number = number, number + 1
+    return _Parting(parts, ahead, main, in_ahead, in_main, num_results)
 
 
 def _hoisted(node_type: NodeType, recurrent: tuple[bool, ...]) -> Hoisted | None:

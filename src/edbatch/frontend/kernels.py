@@ -22,7 +22,7 @@ from edbatch.cells.kernel import Kernel
 from edbatch.errors import CaptureError, RecordingError
 from edbatch.frontend.marking import CellFunction, CellOptions, options_of, static_positions
 from edbatch.frontend.paths import Paths
-from edbatch.frontend.recording import NodeType
+from edbatch.frontend.type_set import NodeType
 from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
 from edbatch.spec import Spec
 

@@ -24,7 +24,7 @@ from torch.utils import _pytree as pytree
 from edbatch.errors import BatchError, WrongKeyError
 from edbatch.frontend.kernels import Context
 from edbatch.frontend.piece_differences import difference
-from edbatch.frontend.pieces import Piece, PieceRecorder, Structure, Types, cut
+from edbatch.frontend.pieces import JoinedTypes, Piece, PieceRecorder, Structure, Types, cut
 from edbatch.frontend.watch import SCALARS, Watch
 from edbatch.spec import Spec, float_bits
 
@@ -36,13 +36,17 @@ MAX_MODULES = 2000  # watched in a world; modules made anew for every example wo
 
 @dataclass(eq=False)
 class World:
-    """All that recordings depend on besides the examples, and the types of the pieces recorded there."""
+    """All that recordings depend on besides the examples, and the types of the pieces recorded there.
+
+    joined: the types of mini-batches of those pieces.
+    """
 
     number: int
     mode: Hashable
     keywords: list[Any]  # kept alive: marks hold ids of tensors
     watch: Watch
     types: Types
+    joined: JoinedTypes
 
 
 @dataclass
@@ -157,7 +161,7 @@ class KnownExamples:
         else:
             leaves = pytree.tree_leaves(keywords)
             roots = [*([] if self._root is None else [self._root]), *[v for v in leaves if isinstance(v, nn.Module)]]
-            world = World(next(self._numbers), mode, leaves, Watch(roots), WeakValueDictionary())
+            world = World(next(self._numbers), mode, leaves, Watch(roots), WeakValueDictionary(), {})
             self._worlds.append(world)
             if len(self._worlds) > MAX_WORLDS:
                 self._forget(self._worlds[0])

@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from edbatch.frontend.kernels import Context
 from edbatch.frontend.lazy import Kind, Lazy
 from edbatch.frontend.names import UniqueNames
 from edbatch.frontend.recorder import DRAWS, Recorder
-from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group, Results, Value, check_structure, groups, structure_of
+from edbatch.frontend.type_set import NodeType, TypeSets
 from edbatch.frontend.watch import SCALARS
 from edbatch.planning.layout import REF, Ints
 from edbatch.spec import Spec
@@ -63,6 +65,8 @@ class Piece:
 
 
 Types = MutableMapping[Any, PieceType]
+JoinedTypes = dict[tuple[tuple[PieceType, ...], ...], tuple[tuple[NodeType, ...], Ints]]
+MAX_JOINED = 32  # mini-batches whose types are kept as they were joined
 MAX_STRUCTURES = 20  # of results; one is usual
 DERIVED = "it uses a tensor that was computed from parameters"
 
@@ -193,15 +197,24 @@ def _local(value: Value, first_node: int, first_input: int) -> Value:
     return value._replace(refs=tuple([ref - first_node if ref >= 0 else ref + first_input for ref in value.refs]))
 
 
-def join(pieces: Sequence[Piece], examples: Sequence[Sequence[Any]]) -> tuple[Recording, Results]:
-    """The mini-batch of these pieces, with the tensors that the examples have in their columns."""
+def join(
+    pieces: Sequence[Piece], examples: Sequence[Sequence[Any]], type_sets: TypeSets, joined: JoinedTypes
+) -> tuple[Recording, Results]:
+    """The mini-batch of these pieces, with the tensors that the examples have in their columns.
+
+    Args:
+        joined: of the world that the pieces were recorded in.
+    """
     from edbatch.planning import piece_kernels
 
-    node_types, type_row, type_table = _join_types(pieces)
+    row_of: dict[tuple[PieceType, ...], int] = {}
+    type_row = np.array([row_of.setdefault(piece.node_types, len(row_of)) for piece in pieces])
+    node_types, type_table = _join_types(tuple(row_of), joined)
     inputs = _Inputs()
     numbers = [
         inputs.number(example[t] if isinstance(t, int) else t, spec)
         for piece, example in zip(pieces, examples, strict=True)
+        if piece.outside
         for t, spec in zip(piece.outside, piece.outside_specs, strict=True)
     ]
     shift = _Shift(
@@ -217,6 +230,7 @@ def join(pieces: Sequence[Piece], examples: Sequence[Sequence[Any]]) -> tuple[Re
         tuple(inputs.tensors),
         tuple(inputs.specs),
         shift.nodes[:-1],
+        type_sets,
     )
     table = recording.table
     piece_kernels.join(
@@ -239,13 +253,11 @@ class _Shift:
 
     def __call__(self, group: Group) -> None:
         """Number the values of a group through the mini-batch."""
+        from edbatch.planning import piece_kernels
+
         listed = group.lengths is not None and not group.is_ragged
         owners = np.repeat(group.examples, group.lengths) if listed else np.array(group.examples)  # type: ignore[arg-type]
-        is_input = group.refs < 0
-        if is_input.any():
-            at = self.inputs[owners[is_input]] - 1 - group.refs[is_input]
-            group.refs[is_input] = -1 - self.numbers[at]
-        group.refs += np.where(is_input, 0, self.nodes[owners])
+        piece_kernels.shift(group.refs, owners, self.nodes, self.inputs, self.numbers)
 
 
 class _Inputs:
@@ -265,28 +277,31 @@ class _Inputs:
 
 
 def _starts(lengths: list[int]) -> Ints:
-    return np.cumsum([0, *lengths], dtype=np.int64)
+    return np.fromiter(accumulate(lengths, initial=0), np.int64, len(lengths) + 1)
 
 
-def _join_types(pieces: Sequence[Piece]) -> tuple[tuple[NodeType, ...], Ints, Ints]:
-    """All types in order of first use; which row of a table maps each piece's types to them; that table."""
+def _join_types(rows: tuple[tuple[PieceType, ...], ...], joined: JoinedTypes) -> tuple[tuple[NodeType, ...], Ints]:
+    """All types in order of first use, and a table with a row that maps each of these tuples of types to them."""
+    known = joined.get(rows)
+    if known is not None:
+        return known
     number_of: dict[PieceType, int] = {}
-    row_of: dict[tuple[PieceType, ...], int] = {}
-    for piece in pieces:
-        if piece.node_types not in row_of:
-            row_of[piece.node_types] = len(row_of)
-            for piece_type in piece.node_types:
-                number_of.setdefault(piece_type, len(number_of))
-    table = np.zeros((len(row_of), len(number_of)), np.int64)
-    for types, row in row_of.items():
-        table[row, : len(types)] = [number_of[t] for t in types]
+    for types in rows:
+        for piece_type in types:
+            number_of.setdefault(piece_type, len(number_of))
+    table = np.zeros((len(rows), len(number_of)), np.int64)
+    for row, types in zip(table, rows, strict=True):
+        row[: len(types)] = [number_of[t] for t in types]
     names, outer = UniqueNames(), Context.current()
     node_types = []
     for piece_type in number_of:
         node_type = piece_type.node_type
         name = names.give(node_type.name, piece_type.context, outer)
         node_types.append(node_type if name == node_type.name else replace(node_type, name=name))
-    return tuple(node_types), np.array([row_of[piece.node_types] for piece in pieces]), table
+    if len(joined) >= MAX_JOINED:
+        joined.clear()
+    found = joined[rows] = tuple(node_types), table
+    return found
 
 
 def _join_results(pieces: Sequence[Piece], inputs: _Inputs, shift: _Shift) -> Results:

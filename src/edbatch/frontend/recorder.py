@@ -28,10 +28,11 @@ from edbatch.frontend.known_calls import KnownCalls
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
 from edbatch.frontend.names import Names
-from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import settle
 from edbatch.frontend.shared import SharedTensors, flatten
 from edbatch.frontend.signature import Parts, calling
+from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import REF, Slot
 from edbatch.spec import Spec, float_bits
 

@@ -1,42 +1,17 @@
-"""What recording yields: the `Recording` of a mini-batch, flat arrays over its nodes and the `NodeType` of each."""
+"""What recording yields: the `Recording` of a mini-batch, flat arrays over its nodes and the type of each."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 import torch
 
-from edbatch.cells.kernel import Kernel, Mask
+from edbatch.frontend.type_set import NodeType, TypeSet, TypeSets
 from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Ints, Slot, SlotTable
+from edbatch.planning.layout import Ints, SlotTable
 from edbatch.spec import Spec
-
-
-@dataclass(frozen=True, eq=False)
-class NodeType:
-    """All nodes of one type run together: the same kernel, the same shared tensors, operands of the same specs.
-
-    slots, slot_specs: how each operand is read, and what one row of it is (None for OFFSETS).
-    shared: the tensors that all nodes share, parameters above all; the kernel's own (`kernel.bound`) come last.
-    per_row: for each output, whether a node writes one row or as many as it has.
-    """
-
-    name: str
-    kernel: Kernel
-    slots: tuple[Slot, ...]
-    slot_specs: tuple[Spec | None, ...]
-    shared: tuple[torch.Tensor, ...] = ()
-    per_row: tuple[bool, ...] = ()
-
-    @cached_property
-    def can_differentiate(self) -> Mask:
-        """Which outputs can have a gradient at all."""
-        return self.kernel.differentiable((True,) * len(self.slots), (True,) * len(self.shared))
-
-    def __repr__(self) -> str:
-        return self.name
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,33 +24,26 @@ class Recording:
     outside: tuple[torch.Tensor, ...]
     outside_specs: tuple[Spec, ...]
     starts: Ints  # the first node of every example
+    type_sets: TypeSets = field(default_factory=TypeSets)  # what is known of types that occur together
 
     @cached_property
-    def table(self) -> SlotTable:
-        def starts(counts: list[int]) -> Ints:
-            return np.cumsum([0, *counts], dtype=np.int64)
+    def type_set(self) -> TypeSet:
+        return self.type_sets.of(self.node_types)
 
-        arena = self.arena_of
-        types = self.node_types
-        outputs = [(arena[spec], row) for t in types for spec, row in zip(t.kernel.outputs, t.per_row, strict=True)]
-        return SlotTable(
-            starts=starts([len(t.slots) for t in types]),
-            kinds=np.array([slot for t in types for slot in t.slots], dtype=np.int64),
-            output_starts=starts([len(t.per_row) for t in types]),
-            output_arenas=np.array([a for a, _ in outputs], dtype=np.int64),
-            output_per_row=np.array([row for _, row in outputs], dtype=np.int64),
-        )
+    @property
+    def table(self) -> SlotTable:
+        return self.type_set.table
 
     @cached_property
     def arenas(self) -> tuple[Spec, ...]:
-        """The specs of all values: one arena each."""
-        specs = dict.fromkeys(self.outside_specs)
-        specs.update(dict.fromkeys(spec for t in self.node_types for spec in t.kernel.outputs))
-        return tuple(specs)
+        """The specs of all values, one arena each: those of the types, then those of results that no node reads."""
+        known = self.type_set.arenas
+        return tuple(dict.fromkeys((*known, *self.outside_specs))) if self.outside_specs else known
 
     @cached_property
     def arena_of(self) -> dict[Spec, int]:
-        return {spec: i for i, spec in enumerate(self.arenas)}
+        known = self.type_set
+        return known.arena_of if self.arenas is known.arenas else {spec: i for i, spec in enumerate(self.arenas)}
 
     @cached_property
     def outside_rows(self) -> tuple[Ints, Ints]:
@@ -92,9 +60,7 @@ class Recording:
         from edbatch.planning.layout import edges
 
         inputs, offsets = edges(self.types, self.args, self.table)
-        return Graph(
-            types=self.types, inputs=inputs, offsets=offsets, type_names=tuple(t.name for t in self.node_types)
-        )
+        return Graph(types=self.types, inputs=inputs, offsets=offsets, type_names=self.type_set.names)
 
     def __repr__(self) -> str:
         return f"Recording({len(self.types)} nodes, {len(self.node_types)} types, {len(self.outside)} inputs)"

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from edbatch.errors import BatchError
 from edbatch.frontend.lazy import Lazy, PendingSum, Rows
 from edbatch.frontend.rows import check_owner
-from edbatch.planning.layout import renumber
+from edbatch.planning.layout import Ints, renumber, unpack
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
@@ -83,6 +83,11 @@ class Results:
                 if any(isinstance(v, Lazy) for v in values):
                     results.groups += _groups_of_lazy(j, values, recorder)
         return results
+
+    def nodes(self) -> Ints:
+        """The nodes that results refer to."""
+        refs = np.concatenate([np.empty(0, np.int64), *[group.refs for group in self.groups]])
+        return unpack(refs[refs >= 0])[0]
 
     def renumbered(self, place: np.ndarray) -> Results:
         """The same results in a recording whose node `place[i]` was node i of this one."""
@@ -203,6 +208,10 @@ def groups(leaf: int, values: list[Any]) -> list[Group]:
 def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:
     """The assembled leaf when one group holds all of it and no piece need be touched; else None."""
     if group.lengths is None:
+        if stack == "cat":
+            rows = tensor.shape[1] if tensor.dim() > 1 else 1  # a value without dimensions is one row
+            lengths = torch.full(tensor.shape[:1], rows, device=tensor.device)
+            return (tensor.flatten(0, 1) if tensor.dim() > 1 else tensor), lengths
         return tensor if stack in (True, "pad") else None
     if stack == "cat":
         return tensor, torch.tensor(group.lengths, device=tensor.device)

@@ -14,7 +14,7 @@ import torch
 from edbatch.cells.segments import SegmentKernel, copy_kernel, mean_kernel, segment_kernel
 from edbatch.errors import LeakedValueError, RecordingError
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, pending, rows_of
-from edbatch.frontend.recording import NodeType
+from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import Slot
 from edbatch.spec import Spec, float_bits
 

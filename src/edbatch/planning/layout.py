@@ -74,7 +74,9 @@ class Layout:
     sums or averages, where those of each node begin among them.
     slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first
     row when they are consecutive and none are to be added up (a view), else -1 (a gather). node_begin, row_begin: the
-    first node and the first row of each batch among those of its type. base: the first arena row of each output of
+    first node and the first row of each batch among those of its type. sizes: how many rows each batch runs on, its
+    nodes, or all rows of its nodes if its type writes those; own: the first of them among those of its type; type_sizes
+    and largest: of each type, all of them, and those of its largest batch. base: the first arena row of each output of
     each type; arena_rows: how many rows each arena has.
     """
 
@@ -85,8 +87,11 @@ class Layout:
     node_begin: Ints
     row_begin: Ints
     num_rows: Ints
+    own: Ints
+    sizes: Ints
     type_nodes: Ints
-    type_rows: Ints
+    type_sizes: Ints
+    largest: Ints
     base: Ints
     arena_rows: Ints
     position: Ints
@@ -97,12 +102,14 @@ class Layout:
         views = int((self.slot_first >= 0).sum())
         return f"Layout({len(self.node_begin)} batches, {views} views, {(self.slot_first == -1).sum()} gathers)"
 
-    def rows_of(self, graph: Graph, table: SlotTable, node: Ints, output: Ints) -> Ints:
-        """The first arena row of each (node, output)."""
-        types = graph.types[node]
-        slot = table.output_starts[types] + output
-        per_row = table.output_per_row[slot].astype(bool)
-        rows: Ints = self.base[slot] + np.where(per_row, self.row_position[node], self.position[node])
+    def rows_of(self, refs: Ints, types: Ints, table: SlotTable, outside_row: Ints) -> Ints:
+        """The first arena row of each of these references."""
+        from edbatch.planning import layout_kernels as kernels
+
+        rows: Ints = kernels.rows_of(
+            refs, types, table.output_starts, table.output_per_row, self.position, self.row_position, self.base,
+            outside_row,
+        )  # fmt: skip
         return rows
 
 
@@ -123,9 +130,11 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
     """
     from edbatch.planning import layout_kernels as kernels
 
-    position, row_position, length, arg_begin, cursor, type_nodes, type_rows, begins = kernels.place(
-        graph.types, args, table.starts, table.kinds, schedule.order, schedule.starts, schedule.batch_types
-    )
+    position, row_position, length, arg_begin, cursor, of_types, of_batches = kernels.place(
+        graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
+        schedule.order, schedule.starts, schedule.batch_types,
+    )  # fmt: skip
+    type_nodes, type_rows, type_sizes, largest = of_types
     base, arena_rows = kernels.bases(
         table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, outside
     )
@@ -134,7 +143,8 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
         schedule.order, schedule.starts, schedule.batch_types,
         position, row_position, length, arg_begin, cursor, base, outside_row,
     )  # fmt: skip
+    node_begin, row_begin, num_rows, own, sizes = of_batches
     return Layout(
-        index, slots[0], slots[1], slots[2], begins[0], begins[1], begins[2], type_nodes, type_rows, base, arena_rows,
-        position, row_position, length,
+        index, slots[0], slots[1], slots[2], node_begin, row_begin, num_rows, own, sizes,
+        type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length,
     )  # fmt: skip

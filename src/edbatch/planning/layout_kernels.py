@@ -36,14 +36,17 @@ def edges(types, args, slot_starts, slot_kinds):
 
 
 @njit(**KERNEL)
-def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
+def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types):
     """Positions of nodes and of their rows among those of their type, in launch order, and what `fill` must know.
 
-    Returns also how many rows each node has, where its args begin, and how many entries of the index each slot needs.
+    Returns also how many rows each node has, where its args begin, and where each slot begins in the index; of each
+    type its nodes, rows, size and largest batch; of each batch its first node, first row, rows, own and size.
     """
     n, num_types = len(types), len(slot_starts) - 1
     length, arg_begin, size = np.ones(n, np.int64), np.empty(n, np.int64), np.zeros(len(slot_kinds) + 1, np.int64)
-    at = 0
+    at, repeats = 0, False
+    for kind in slot_kinds:
+        repeats |= kind == REPEAT
     for i in range(n):
         arg_begin[i] = at
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
@@ -60,17 +63,20 @@ def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
             # A repeated value takes as many entries as the node has rows; they are known once all slots were seen.
             size[s + 1] += count + (1 if kind >= SUM else 0)
             at += step
-        for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            if slot_kinds[s] == REPEAT:
-                size[s + 1] += length[i] - 1
+        if repeats:
+            for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
+                if slot_kinds[s] == REPEAT:
+                    size[s + 1] += length[i] - 1
     position, row_position = np.empty(n, np.int64), np.empty(n, np.int64)
-    nodes, rows = np.zeros(num_types, np.int64), np.zeros(num_types, np.int64)
-    begins = np.empty(
-        (3, len(batch_types)), np.int64
-    )  # of each batch: its first node, its first row, its number of rows
+    of_types, of_batches = np.zeros((4, num_types), np.int64), np.empty((5, len(batch_types)), np.int64)
+    nodes, rows = of_types[0], of_types[1]
+    by_rows = np.zeros(num_types, np.int64)  # whether a type runs on all rows of its nodes
+    for t in range(num_types):
+        for o in range(output_starts[t], output_starts[t + 1]):
+            by_rows[t] |= output_per_row[o]
     for b in range(len(batch_types)):
         t = batch_types[b]
-        begins[0, b], begins[1, b] = nodes[t], rows[t]
+        of_batches[0, b], of_batches[1, b] = nodes[t], rows[t]
         for s in range(slot_starts[t], slot_starts[t + 1]):
             size[s + 1] += 1  # offsets have one entry more than the batch has nodes
         for k in range(starts[b], starts[b + 1]):
@@ -78,10 +84,14 @@ def place(types, args, slot_starts, slot_kinds, order, starts, batch_types):
             position[i], row_position[i] = nodes[t], rows[t]
             nodes[t] += 1
             rows[t] += length[i]
-        begins[2, b] = rows[t] - begins[1, b]
+        of_batches[2, b] = rows[t] - of_batches[1, b]
+        of_batches[3, b] = of_batches[by_rows[t], b]
+        of_batches[4, b] = of_batches[2, b] if by_rows[t] else starts[b + 1] - starts[b]
+        of_types[2, t] += of_batches[4, b]
+        of_types[3, t] = max(of_types[3, t], of_batches[4, b])
     for s in range(len(slot_kinds)):
         size[s + 1] += size[s]  # now where each slot begins
-    return position, row_position, length, arg_begin, size, nodes, rows, begins
+    return position, row_position, length, arg_begin, size, of_types, of_batches
 
 
 @njit(**KERNEL)
@@ -174,3 +184,17 @@ def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
                         by_output[s, output_starts[types[args[k] & MASK]] + (args[k] >> 32)] = True
             at += count
     return by_output, by_outside
+
+
+@njit(cache=True)
+def rows_of(refs, types, output_starts, output_per_row, position, row_position, base, outside_row):
+    """The first arena row of each reference."""
+    rows = np.empty(len(refs), np.int64)
+    for k in range(len(refs)):
+        if refs[k] < 0:
+            rows[k] = outside_row[-1 - refs[k]]
+        else:
+            node = refs[k] & MASK
+            o = output_starts[types[node]] + (refs[k] >> 32)
+            rows[k] = base[o] + (row_position[node] if output_per_row[o] else position[node])
+    return rows

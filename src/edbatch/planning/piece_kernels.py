@@ -57,6 +57,16 @@ def cut(types, args, starts, outside_starts, slot_starts, slot_kinds):
 
 
 @njit(**KERNEL)
+def shift(refs, owners, starts, outside_starts, outside_numbers):
+    """References to values of the given pieces, numbered through all pieces, in place; see `join`."""
+    for k in range(len(refs)):
+        if refs[k] >= 0:
+            refs[k] += starts[owners[k]]
+        else:
+            refs[k] = -1 - outside_numbers[outside_starts[owners[k]] - 1 - refs[k]]
+
+
+@njit(**KERNEL)
 def join(types, args, starts, type_row, type_table, outside_starts, outside_numbers, slot_starts, slot_kinds):
     """The opposite, in place: types, nodes and inputs numbered through all pieces.
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import bisect
-import math
 import threading
+from functools import lru_cache
 
 import torch
 
 from edbatch.spec import Spec
+
+ALIGNMENT = 64  # bytes, of every tensor
 
 
 def _round_up(size: int) -> int:
@@ -24,6 +26,7 @@ class Pool:
         self._free: dict[torch.device, list[torch.Tensor]] = {}
         self._lock = threading.RLock()  # a collection of garbage inside may return buffers
         self._largest = 0  # bytes that one mini-batch has returned
+        self.expected: dict[tuple[str, torch.device], int] = {}  # bytes that a purpose took in the last mini-batch
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         """A buffer of at least `size` bytes, and not more than twice as many."""
@@ -52,32 +55,73 @@ class Pool:
 
 
 class Lease:
-    """The buffers of one mini-batch.
+    """The memory that one mini-batch needs for one purpose: tensors one behind the other in few buffers of the pool.
 
-    They return to the pool by `release`, or when nothing refers to the lease any more.
+    The buffers return to the pool by `release`, or when nothing refers to the lease any more.
     """
 
-    def __init__(self, pool: Pool):
-        self.pool = pool
-        self._buffers: list[torch.Tensor] = []
+    def __init__(self, pool: Pool, purpose: str):
+        self.pool, self._purpose = pool, purpose
+        self._buffers: list[_Buffer] = []
+        self._open: dict[torch.device, _Buffer] = {}
         # Under a dispatch mode (fake tensors) memory is not ours to keep.
         self._pooled = torch._C._len_torch_dispatch_stack() == 0
         self.num_bytes = 0
 
     def take(self, spec: Spec, rows: int) -> torch.Tensor:
         """An uninitialised tensor [rows, *spec.shape]."""
-        count = rows * math.prod(spec.shape)
-        size = count * spec.dtype.itemsize
+        strides = _strides(spec.shape)
+        size = rows * strides[0] * spec.dtype.itemsize
         self.num_bytes += size
         if not self._pooled or size == 0:
             return spec.empty(rows)
-        buffer = self.pool.take(size, spec.device)
+        buffer = self._open.get(spec.device)
+        if buffer is None or buffer.room < size:
+            buffer = self._add(spec.device, size)
+        return buffer.take(spec, rows, strides, size)
+
+    def _add(self, device: torch.device, size: int) -> _Buffer:
+        """The next buffer. The first has room for as much as the last mini-batch took, so mostly it is the only one."""
+        expected = 0 if device in self._open else self.pool.expected.get((self._purpose, device), 0)
+        buffer = self._open[device] = _Buffer(self.pool.take(max(size, expected), device))
         self._buffers.append(buffer)
-        return buffer[:size].view(spec.dtype).view(rows, *spec.shape)
+        return buffer
 
     def release(self) -> None:
-        buffers, self._buffers = self._buffers, []
-        self.pool.give(buffers)
+        buffers, self._buffers, self._open = self._buffers, [], {}
+        if buffers:
+            taken: dict[torch.device, int] = {}
+            for buffer in buffers:
+                taken[buffer.memory.device] = taken.get(buffer.memory.device, 0) + buffer.taken
+            self.pool.expected.update({(self._purpose, device): size for device, size in taken.items()})
+            self.pool.give([buffer.memory for buffer in buffers])
 
     def __del__(self) -> None:
         self.release()
+
+
+class _Buffer:
+    """Bytes that are handed out from their beginning on."""
+
+    def __init__(self, memory: torch.Tensor):
+        self.memory = memory
+        self.taken, self.room = 0, memory.numel()
+        self._as_dtype: dict[torch.dtype, torch.Tensor] = {}
+
+    def take(self, spec: Spec, rows: int, strides: tuple[int, ...], size: int) -> torch.Tensor:
+        dtype = spec.dtype
+        if dtype not in self._as_dtype:
+            self._as_dtype[dtype] = self.memory.view(dtype)
+        begin = self.taken // dtype.itemsize
+        size = -(-size // ALIGNMENT) * ALIGNMENT
+        self.taken, self.room = self.taken + size, self.room - size
+        return self._as_dtype[dtype].as_strided((rows, *spec.shape), strides, begin)
+
+
+@lru_cache(1024)
+def _strides(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of tensors [rows, *shape]; the first is the number of elements of a row."""
+    strides = [1]
+    for size in reversed(shape):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))

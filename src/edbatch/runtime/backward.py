@@ -15,7 +15,7 @@ from edbatch.errors import GradientError
 from edbatch.frontend.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.forward import Execution
-from edbatch.runtime.launch import Binding
+from edbatch.runtime.launch import Binding, adding_back
 
 
 class BatchedFunction(torch.autograd.Function):
@@ -53,7 +53,7 @@ def backward(
     execution: Execution, groups: list[Group], grads: Sequence[Tensor | None], inputs: Sequence[Tensor]
 ) -> list[Tensor | None]:
     """The gradients of `inputs`, given those of the results."""
-    lease = Lease(execution.lease.pool)
+    lease = Lease(execution.lease.pool, "gradients")
     arenas = _gradient_arenas(execution, lease)
     for group, gradient in zip(groups, grads, strict=True):
         if gradient is not None and group.needs_grad:
@@ -105,6 +105,8 @@ def _launcher(
     training = execution.training[t]
     if training is None:
         return None
+    if execution.only_copies[t]:
+        return adding_back(Binding(execution, t, lease).with_gradients(arenas, deferred, sums))
     bind = getattr(training.backward, "bind", None)
     if bind is not None:
         launch: Callable[[int], None] = bind(Binding(execution, t, lease).with_gradients(arenas, deferred, sums))

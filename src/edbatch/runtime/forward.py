@@ -11,14 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edbatch.frontend.recording import NodeType, Recording
+from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
+from edbatch.frontend.type_set import NodeType
 from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Layout, Slot, plan, unpack
+from edbatch.planning.layout import Layout, Slot, plan
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.frozen import prologue
-from edbatch.runtime.launch import Binding, is_taken
+from edbatch.runtime.launch import Binding, copies, copying, is_taken
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
 from edbatch.spec import Spec
@@ -34,14 +35,9 @@ class Compiling:
     exact_math: bool = False
 
     def kernel(self, node_type: NodeType) -> Any:
-        """The kernel that runs a type: its fused form on the CPU, unless a dispatch mode must see every op."""
-        kernel = node_type.kernel
-        fused = getattr(kernel, "fused", None)
-        if not self.on or fused is None or torch._C._len_torch_dispatch_stack():
-            return kernel
-        if any(spec is not None and spec.device.type != "cpu" for spec in (*node_type.slot_specs, *kernel.outputs)):
-            return kernel
-        return fused(tuple(is_taken(kind) for kind in node_type.slots), self.exact_math) or kernel
+        """The kernel that runs a type on the CPU: its fused form if it has one."""
+        fused = getattr(node_type.kernel, "fused", None)
+        return (fused and fused(tuple(map(is_taken, node_type.slots)), self.exact_math)) or node_type.kernel
 
 
 OFF = Compiling(on=False)
@@ -61,10 +57,8 @@ class Plan:
 
     def group_rows(self, group: Group) -> np.ndarray:
         """The arena rows of a group of results."""
-        refs = group.refs
-        inside, rows = refs >= 0, np.empty(len(refs), np.int64)
-        rows[~inside] = self.recording.outside_rows[1][-1 - refs[~inside]]
-        rows[inside] = self.layout.rows_of(self.graph, self.recording.table, *unpack(refs[inside]))
+        recording = self.recording
+        rows = self.layout.rows_of(group.refs, recording.types, recording.table, recording.outside_rows[1])
         if not group.is_ragged or group.lengths is None:
             return rows
         return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
@@ -74,8 +68,7 @@ def make_plan(recording: Recording, schedule: Schedule) -> Plan:
     from edbatch.planning.batch_order import order_batches
 
     # Cells that run one by one may draw random numbers, which they do in the order of recording.
-    runs_alone = np.array([t.kernel.reason is not None for t in recording.node_types], dtype=np.bool_)
-    schedule = order_batches(recording.graph, schedule, runs_alone)
+    schedule = order_batches(recording.graph, schedule, recording.type_set.runs_alone)
     counts, rows = recording.outside_rows
     layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
     return Plan(recording, recording.graph, schedule, layout)
@@ -87,7 +80,7 @@ class Execution:
     def __init__(self, plan: Plan, pool: Pool, needs: Needs | None, compiling: Compiling = OFF):
         self.plan = plan
         self.needs = needs
-        self.lease = Lease(pool)
+        self.lease = Lease(pool, "values")
         self.operands = Operands(plan.recording, plan.schedule, plan.layout)
         self.types = plan.recording.node_types
         layout, table = plan.layout, plan.recording.table
@@ -106,16 +99,19 @@ class Execution:
             ]
             for t, node_type in enumerate(self.types)
         ]
-        self._by_rows = [any(t.per_row) for t in self.types]  # types that run on all rows of their nodes
-        self.type_sizes = np.where(self._by_rows, layout.type_rows, layout.type_nodes).tolist()
-        by_rows = np.array(self._by_rows)[plan.schedule.batch_types] if self.types else np.zeros(0, bool)
-        sizes = np.where(by_rows, layout.num_rows, np.diff(plan.schedule.starts))
-        self.size_array = sizes
-        self.own_array = np.where(by_rows, layout.row_begin, layout.node_begin)
-        self.sizes: list[int] = sizes.tolist()  # how many rows each batch runs on: its nodes, or all rows of its nodes
-        self.own: list[int] = self.own_array.tolist()
-        self.largest = [int(sizes[plan.schedule.batch_types == t].max(initial=0)) for t in range(len(self.types))]
-        self.kernels = [compiling.kernel(node_type) for node_type in self.types]
+        self.type_sizes: list[int] = layout.type_sizes.tolist()
+        self.sizes: list[int] = layout.sizes.tolist()
+        self.own: list[int] = layout.own.tolist()
+        self.addresses = [numbers.ctypes.data for numbers in (layout.sizes, layout.own, layout.slot_begin)]
+        self.largest: list[int] = layout.largest.tolist()
+        # A dispatch mode must see every op.
+        is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
+        is_compiled = [is_on and on_cpu for on_cpu in plan.recording.type_set.are_on_cpu]
+        self.kernels = [
+            compiling.kernel(node_type) if on else node_type.kernel
+            for node_type, on in zip(self.types, is_compiled, strict=True)
+        ]
+        self.only_copies = [on and copies(node_type) for node_type, on in zip(self.types, is_compiled, strict=True)]
         self.prologues: list[Any] = [None] * len(self.types)
         self.training: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
@@ -129,7 +125,7 @@ class Execution:
             self.prologues[t] = prologue(self.kernels[t], self.types[t].shared)
             if training is not None:
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
-        scratch = Lease(self.lease.pool)
+        scratch = Lease(self.lease.pool, "scratch")
         launch = [self._launcher(t, scratch) for t in range(len(self.types))]
         batch = t = 0
         try:
@@ -160,6 +156,8 @@ class Execution:
     def _launcher(self, t: int, scratch: Lease) -> Callable[[int], None]:
         """The function that runs a batch of a type."""
         kernel, training = self.kernels[t], self.training[t]
+        if self.only_copies[t]:
+            return copying(Binding(self, t, scratch))
         bind = getattr(kernel.infer if training is None else training.forward, "bind", None)
         if bind is not None:
             launch: Callable[[int], None] = bind(Binding(self, t, scratch))

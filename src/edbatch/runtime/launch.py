@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from edbatch.runtime.rows import NAMES, row_kernels
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
+    from edbatch.frontend.type_set import NodeType
     from edbatch.runtime.forward import Execution
 
 
@@ -27,8 +29,6 @@ class Binding:
         self._execution, self._type, self._lease = execution, t, lease
         operands = execution.operands
         self.sizes, self.own, self.begin = execution.sizes, execution.own, operands.begin
-        self._sizes, self._own = execution.size_array, execution.own_array
-        self._begin = execution.plan.layout.slot_begin
         self.index = operands.index(torch.device("cpu"))
         self.pro = execution.prologues[t]
         self.outs = self._ranges(execution.arenas)
@@ -48,18 +48,19 @@ class Binding:
     def _ranges(self, arenas: Any) -> list[Any]:
         size = self._execution.type_sizes[self._type]
         return [
-            None if arenas[arena] is None else arenas[arena].narrow(0, base, size)
+            None if arenas[arena] is None else arenas[arena][base : base + size]
             for arena, base, _ in self._execution.outputs[self._type]
         ]
 
     def start(self, slot: int) -> int:
         """The address of the number that says where the rows of an operand of the first batch begin in the index."""
-        return self._begin.ctypes.data + self._begin.itemsize * slot
+        return self._execution.addresses[2] + 8 * slot
 
     def arguments(self, *given: int) -> np.ndarray:
         """What a generated kernel reads its arguments from, see `cells/loops.Kernel`; it lives as long as this."""
-        first = [self._sizes.ctypes.data, self._own.ctypes.data, self.index.data_ptr(), self._begin.shape[1]]
-        made = np.array([*first, *given], np.int64)
+        sizes, own, _ = self._execution.addresses
+        step = self._execution.plan.layout.slot_begin.shape[1]
+        made = np.array([sizes, own, self.index.data_ptr(), step, *given], np.int64)
         self._held.append(made)
         return made
 
@@ -81,7 +82,7 @@ class Binding:
 
     def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Memory for the largest batch of the type."""
-        return self._lease.take(Spec(shape, dtype, torch.device("cpu")), self._execution.largest[self._type])
+        return self._lease.take(_on_cpu(shape, dtype), self._execution.largest[self._type])
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
         """A function that gives a batch's operand as a tensor.
@@ -93,31 +94,44 @@ class Binding:
         operands, arenas, own, sizes = execution.operands, execution.arenas, self.own, self.sizes
         if slot in execution.kept[t]:
             kept = execution.kept[t][slot]
-            return lambda b: kept.narrow(0, own[b], sizes[b])
+            return lambda b: kept[own[b] : own[b] + sizes[b]]
         if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
             return lambda b: operands.read(arenas, b, slot)
         training = execution.training[t]
         keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
-        arena, kernels = self.arena(slot), row_kernels(spec.dtype)
+        arena, write = self.arena(slot), self.writer(slot)
         buffer = execution.lease.take(spec, execution.type_sizes[t]) if keep else self.scratch(spec.shape, spec.dtype)
         if keep:
             execution.kept[t][slot] = buffer
-        begin, first, size, index = self.begin, operands.first, operands.size, self.index.data_ptr()
-        width, source = math.prod(spec.shape), arena.data_ptr()
-        summed, is_mean = is_taken(kind), kind == Slot.MEAN
+        first = operands.first
 
         def read(b: int) -> Tensor:
             at = first[b][slot]
             if at >= 0 and not keep:
-                return arena.narrow(0, at, sizes[b])
-            rows = buffer.narrow(0, own[b] if keep else 0, sizes[b])
-            if summed and at < 0:
-                kernels.total(sizes[b], index, begin[b][slot], size[b][slot], source, rows.data_ptr(), width, is_mean)
-            else:
-                kernels.copy(sizes[b], index, begin[b][slot], source, rows.data_ptr(), width)
+                return arena[at : at + sizes[b]]
+            begin = own[b] if keep else 0
+            rows = buffer[begin : begin + sizes[b]]
+            write(b, rows.data_ptr())
             return rows
 
         return read
+
+    def writer(self, slot: int) -> Callable[[int, int], None]:
+        """A function that writes a batch's operand, rows of floats, to an address."""
+        execution, t, sizes, begin = self._execution, self._type, self.sizes, self.begin
+        kind, spec, operands = execution.types[t].slots[slot], execution.types[t].slot_specs[slot], execution.operands
+        assert spec is not None
+        first, size, index, source = operands.first, operands.size, self.index.data_ptr(), self.arena(slot).data_ptr()
+        copy, total, _ = row_kernels(spec.dtype)
+        width, is_summed, is_mean = math.prod(spec.shape), is_taken(kind), kind == Slot.MEAN
+
+        def write(b: int, address: int) -> None:
+            if is_summed and first[b][slot] < 0:
+                total(sizes[b], index, begin[b][slot], size[b][slot], source, address, width, is_mean)
+            else:
+                copy(sizes[b], index, begin[b][slot], source, address, width)
+
+        return write
 
     def adder(self, slot: int) -> Callable[[int, Tensor], None]:
         """A function that adds the gradient of a batch's operand to the rows it was read from."""
@@ -133,7 +147,7 @@ class Binding:
         def add(b: int, gradient: Tensor) -> None:
             at = first[b][slot]
             if at >= 0:
-                target.narrow(0, at, sizes[b]).add_(gradient)
+                target[at : at + sizes[b]].add_(gradient)
                 return
             gradient = gradient.contiguous()
             add_back(
@@ -141,6 +155,29 @@ class Binding:
             )
 
         return add
+
+
+def copies(node_type: NodeType) -> bool:
+    """Whether a type only writes its operand, rows of floats, as `copying` does."""
+    return getattr(node_type.kernel, "copies", False) and node_type.kernel.outputs[0].dtype in NAMES
+
+
+def copying(x: Binding) -> Callable[[int], None]:
+    """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
+    write, out, own = x.writer(0), x.outs[0], x.own
+    address, row_bytes = out.data_ptr(), out.stride(0) * out.itemsize
+    return lambda b: write(b, address + own[b] * row_bytes)
+
+
+def adding_back(x: Binding) -> Callable[[int], None]:
+    """The same, backwards."""
+    add, gradients, own, sizes = x.adder(0), x.out_grads[0], x.own, x.sizes
+    return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
+
+
+@lru_cache(1024)
+def _on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
+    return Spec(shape, dtype, torch.device("cpu"))
 
 
 def is_taken(kind: Slot) -> bool:

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edbatch.cells.kernel import Mask
 from edbatch.errors import GradientError
 from edbatch.frontend.recording import Recording
+from edbatch.frontend.type_set import NodeType
+from edbatch.planning.layout import SlotTable
+
+Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -18,10 +24,10 @@ class Needs:
     rows: tuple[Mask, ...]
     shared: tuple[Mask, ...]
     outs: tuple[Mask, ...]
-    differentiable: np.ndarray  # for every output of every type, flat
+    differentiable: Bools  # for every output of every type, flat
 
 
-def find_needs(recording: Recording, results: np.ndarray) -> Needs:
+def find_needs(recording: Recording, results: Bools) -> Needs:
     """Which slots, shared tensors and outputs need gradients, given which outputs (flat) are results."""
     from edbatch.planning.layout_kernels import feeds
 
@@ -30,7 +36,19 @@ def find_needs(recording: Recording, results: np.ndarray) -> Needs:
     by_output, by_outside = feeds(
         recording.types, recording.args, table.starts, table.kinds, table.output_starts, outside
     )
-    shared = tuple(tuple(t.requires_grad for t in node_type.shared) for node_type in types)
+    shared = tuple([tuple([t.requires_grad for t in node_type.shared]) for node_type in types])
+    key = shared, by_output.tobytes(), by_outside.tobytes(), results.tobytes()
+    return recording.type_set.keep(key, lambda: _fixpoint(types, table, shared, by_output, by_outside, results))
+
+
+def _fixpoint(
+    types: Sequence[NodeType],
+    table: SlotTable,
+    shared: tuple[Mask, ...],
+    by_output: Bools,
+    by_outside: Bools,
+    results: Bools,
+) -> Needs:
     differentiable = np.zeros(len(table.output_arenas), dtype=np.bool_)
     while True:
         slots = by_outside | (by_output & differentiable).any(axis=1)

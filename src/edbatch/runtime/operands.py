@@ -24,7 +24,7 @@ class Operands:
         self.begin: list[list[int]] = layout.slot_begin.tolist()
         self.size: list[list[int]] = layout.slot_size.tolist()
         self.first: list[list[int]] = layout.slot_first.tolist()
-        self.arena_of = [[recording.arena_of.get(spec, -1) for spec in t.slot_specs] for t in self.types]  # type: ignore[arg-type]
+        self.arena_of = recording.type_set.slot_arenas
         self._index = torch.from_numpy(layout.index)
         self._index_on: dict[torch.device, Tensor] = {}
 
@@ -88,16 +88,22 @@ class Operands:
             if kind == Slot.MEAN:
                 gradient = gradient / _counts(offsets, gradient)
             gradient = gradient.repeat_interleave(offsets.diff(), dim=0, output_size=size)
-        elif gradient.untyped_storage()._cdata == target.untyped_storage()._cdata:
-            gradient = (
-                gradient.clone()
-            )  # a kernel passed on the gradient it was given; index_add_ refuses to read what it writes
+        elif _lies_in(gradient, target):
+            # A kernel passed on the gradient it was given; index_add_ refuses to read what it writes.
+            gradient = gradient.clone()
         target.index_add_(0, index.narrow(0, begin, size), gradient)
 
 
 def is_plain(kind: Slot, num_rows: int, num_nodes: int) -> bool:
     """Whether rows are read as they are: not to be summed or averaged, or in lists of one term each."""
     return kind < Slot.SUM or (kind < Slot.SUM_ROWS and num_rows == num_nodes)
+
+
+def _lies_in(tensor: Tensor, whole: Tensor) -> bool:
+    """Whether a tensor begins inside the memory of another of its dtype."""
+    if tensor.untyped_storage()._cdata != whole.untyped_storage()._cdata:
+        return False
+    return 0 <= tensor.storage_offset() - whole.storage_offset() < whole.numel()
 
 
 def number_column(column: Tensor, spec: Spec) -> Tensor:
