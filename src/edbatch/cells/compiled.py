@@ -94,9 +94,9 @@ class CompiledCell:
 
     def fused(self, taken: Mask, exact_math: bool) -> FusedCell | None:
         """The cell as launches of fused kernels, for the CPU; see `FusedCell`. None if that was given up."""
-        from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
-
         if (taken, exact_math) not in self._fused:
+            from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
+
             self._fused.setdefault((taken, exact_math), FusedCell(self, taken, exact_math))
         return self._fused[taken, exact_math]
 
