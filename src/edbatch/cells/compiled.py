@@ -19,6 +19,7 @@ from edbatch.cells.body import Body, live_values
 from edbatch.cells.capture import Captured, capture
 from edbatch.cells.emit import emit
 from edbatch.cells.hoisting import Piece, hoist
+from edbatch.cells.kernel import Mask, Take
 from edbatch.cells.program import Emitted, Program
 from edbatch.cells.recapture import Recapture
 from edbatch.cells.simplify import simplify
@@ -30,8 +31,6 @@ from edbatch.spec import Spec
 if TYPE_CHECKING:
     from edbatch.cells.fused_cell import FusedCell
     from edbatch.cells.plan import CellPlan
-
-Mask = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -104,8 +103,8 @@ class CompiledCell:
         """A fused form cannot be made: it is not tried again."""
         self._fused[fused.taken, fused.exact_math] = None
 
-    def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound])
+    def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
+        values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound], take)
         return values
 
     def unflatten(self, values: Sequence[Any]) -> Any:

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from edbatch.cells.kernel import Mask
+from edbatch.cells.kernel import Mask, Take
 from edbatch.errors import BatchError, RecordingError
 from edbatch.spec import Spec
 
@@ -95,7 +95,7 @@ class EagerKernel:
         need = self.grad and (any(need_rows) or any(need_shared))
         return tuple(need and spec.is_float for spec in self.outputs)
 
-    def prologue(self, shared: Sequence[Tensor]) -> _Calls:
+    def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> _Calls:
         return _Calls(shared)
 
     def call(

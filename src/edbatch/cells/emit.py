@@ -154,6 +154,9 @@ class Emitter:
             self.memory[index] = Forms({form: name}, own=True)
             self.kept.setdefault(self.roots[index], []).extend(self.kept.pop(self.roots[taken.index], []))
             self.lines.append(code.writing(name))
+        elif code.out and self.program.name == "prologue":
+            text = code.writing(f"take({self.object(op.spec)})")
+            self.memory[index] = Forms({form: self.assign(value, text)}, own=True)
         else:
             self.memory[index] = Forms({form: self.assign(value, code.text)}, own=not code.view)
 
@@ -271,7 +274,7 @@ def _on_meta(thing: Any) -> Any:
     return torch.device("meta") if isinstance(thing, torch.device) else thing
 
 
-_TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_grads", "given"}
+_TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_grads", "given", "take"}
 
 
 def flat_form(shape: tuple[int, ...], width: int) -> Form:

@@ -16,6 +16,7 @@ import torch
 from edbatch.cells.body import Body
 from edbatch.cells.emit import emit
 from edbatch.cells.fused import Fused, fuse
+from edbatch.cells.kernel import Mask, Take
 from edbatch.cells.program import Emitted, Program
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.stack import stack_products
@@ -23,8 +24,6 @@ from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.cells.compiled import CompiledCell
-
-Mask = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,8 @@ class FusedCell:
     def _prologue(self) -> Emitted:
         return emit(self.body, prologue(self.body))
 
-    def prologue(self, shared_and_bound: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        values: tuple[torch.Tensor, ...] = self._prologue.function([t.detach() for t in shared_and_bound])
+    def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
+        values: tuple[torch.Tensor, ...] = self._prologue.function([t.detach() for t in shared_and_bound], take)
         return values
 
     @cached_property

@@ -9,7 +9,7 @@ tensors over all rows at once).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +18,7 @@ from edbatch.spec import Spec
 
 Tensors = Sequence[torch.Tensor | None]
 Mask = tuple[bool, ...]
+Take = Callable[[Spec], torch.Tensor]  # memory for a tensor of a spec
 
 
 class Training(Protocol):
@@ -55,6 +56,9 @@ class Kernel(Protocol):
         """Which outputs depend on something that needs a gradient."""
         ...
 
-    def prologue(self, shared: Sequence[torch.Tensor]) -> Any: ...
+    def prologue(self, shared: Sequence[torch.Tensor], take: Take = Spec.empty) -> Any:
+        """What all batches share, made of the shared tensors in memory that `take` gives."""
+        ...
+
     def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None: ...
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training: ...

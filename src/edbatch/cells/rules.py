@@ -36,6 +36,8 @@ def shared(n: Names, op: Op) -> Code:
         code = ACROSS[op.target](n, op)
         assert code is not None
         return code
+    if op.target is aten.cat.default:
+        return Code(f"{n.object(torch.cat)}({n.raw(op.args[0])}, {op.args[1]})", out="out")
     if op.target is constant:
         return Code(f"{n.object(constant)}({n.object(op.args[0])})", view=True)
     if op.target is aten.permute.default:  # of weights, in every call: the method takes a third of the time of the op

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Mask
+from edbatch.cells.kernel import Mask, Take
 from edbatch.spec import Spec
 
 MAX_KERNELS = 1000  # that are kept; the same kernel in every call, so that what is known of it is found again
@@ -77,7 +77,7 @@ class SegmentKernel:
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         return tuple(self.grad and need_rows[0] and spec.is_float for spec in self.outputs)
 
-    def prologue(self, shared: Sequence[Tensor]) -> None:
+    def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> None:
         return None
 
     def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None:

@@ -48,7 +48,7 @@ def prologue(body: Body) -> Program:
     inputs = {first + i: Place("given", i) for i in range(len(body.shared))}
     wanted = prologue_values(body)
     ops = tuple(sorted(i for i in live_values(body, wanted) if i >= body.num_inputs))
-    return Program("prologue", "given", inputs, ops, returns=wanted)
+    return Program("prologue", "given, take", inputs, ops, returns=wanted)
 
 
 def infer(body: Body) -> Program:

@@ -53,7 +53,7 @@ class Verification:
 
     def _infer(self, scene: Scene, infer: Emitted) -> None:
         outs = scene.many(self.outputs)
-        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared])
+        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
         scene.run(infer, _ROWS, scene.many(self.rows), pro, outs)
         _compare("the outputs", outs, self.outputs, _ROWS)
 
@@ -64,7 +64,7 @@ class Verification:
         rows, outs, tangents = (scene.many(specs) for specs in (self.rows, self.outputs, self.outputs))
         kept, late = scene.many(saved), scene.many(deferred)
         sums: dict[int, torch.Tensor] = {}
-        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared])
+        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
         scene.run(forward, _ROWS, rows, pro, outs, kept)
         grads = scene.run(backward, _ROWS, rows, outs, kept, pro, tangents, late, sums)
         totals = scene.run(finish, _ROWS, rows, outs, kept, late, pro, sums)

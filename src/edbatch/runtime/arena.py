@@ -80,6 +80,10 @@ class Lease:
             buffer = self._add(spec.device, size)
         return buffer.take(spec, rows, strides, size)
 
+    def take_one(self, spec: Spec) -> torch.Tensor:
+        """An uninitialised tensor of this spec."""
+        return self.take(Spec(spec.shape[1:], spec.dtype, spec.device), spec.shape[0]) if spec.shape else spec.empty()
+
     def _add(self, device: torch.device, size: int) -> _Buffer:
         """The next buffer. The first has room for as much as the last mini-batch took, so mostly it is the only one."""
         expected = 0 if device in self._open else self.pool.expected.get((self._purpose, device), 0)

@@ -122,7 +122,7 @@ class Execution:
         self._take_outside()
         for t in range(len(self.types)):
             self.training[t] = training = self._compile(t)
-            self.prologues[t] = prologue(self.kernels[t], self.types[t].shared)
+            self.prologues[t] = prologue(self.kernels[t], self.types[t].shared, self.lease)
             if training is not None:
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
         scratch = Lease(self.lease.pool, "scratch")

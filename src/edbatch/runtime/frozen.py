@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from edbatch.errors import FrozenError
+from edbatch.runtime.arena import Lease
 
 
 @dataclass(frozen=True)
@@ -58,13 +59,16 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
         )
 
 
-def prologue(kernel: Any, shared: Sequence[Tensor]) -> Any:
-    """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen."""
+def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease) -> Any:
+    """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen.
+
+    Else it lies in the memory of the mini-batch: that of a megabyte of fresh memory costs more than stacking.
+    """
     scope = _scope.get() if hasattr(kernel, "body") else None  # what runs one by one keeps the graphs of a call there
     while scope is not None and not all(id(t) in scope.members for t in shared):
         scope = scope.outer
     if scope is None:
-        return kernel.prologue(shared)
+        return kernel.prologue(shared, lease.take_one)
     key = (id(kernel), *map(id, shared))
     if key not in scope.made:
         scope.made[key] = kernel, kernel.prologue(shared)
