@@ -23,9 +23,10 @@ def test_gates_are_blocks(small_blocks):
     assert " mm(" not in launch_of(cell.infer)
 
 
-def test_a_tree_lstm_node_has_four_blocks_for_each_child(small_blocks):
+def test_a_tree_lstm_node_has_a_block_for_each_child(small_blocks):
     batched = assert_equal(edbatch.cell(BinaryTreeLSTM(DIM).double()), *[rows() for _ in range(4)])
-    assert launch_of(the_cell(batched).infer).count(f"(4, B, {DIM})") == 4  # two operands, two results
+    assert launch_of(the_cell(batched).infer).count("bmm(") == 1
+    assert f"(2, B, {4 * DIM})" in launch_of(the_cell(batched).infer)
     (training,) = the_cell(batched)._trainings.values()
     assert "bmm(" in launch_of(training.backward)
 
@@ -145,4 +146,58 @@ def test_sizes_at_which_blocks_are_used(compiled, threads):
         batched = assert_equal(edbatch.cell(BinaryTreeLSTM(128)), *columns, tolerance=1e-4)
     finally:
         torch.set_num_threads(before)
-    assert "(4, B, 128)" in launch_of(the_cell(batched).infer)
+    assert "(2, B, 512)" in launch_of(the_cell(batched).infer)
+
+
+def test_a_chain_at_sizes_at_which_blocks_are_used(compiled):
+    columns = [rows(130, dtype=torch.float32, number=20) for _ in range(3)]
+    batched = assert_equal(edbatch.cell(WideGates(130)), *columns, tolerance=1e-4)
+    assert "(4, B, 130)" in launch_of(the_cell(batched).infer)
+
+
+class WideGates(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.of_x, self.of_h = nn.Linear(dim, 4 * dim), nn.Linear(dim, 4 * dim)
+
+    def forward(self, x, h, c):
+        i, f, o, u = (self.of_x(x) + self.of_h(h)).chunk(4)
+        c = f.sigmoid() * c + i.sigmoid() * u.tanh()
+        return o.sigmoid() * c.tanh(), c
+
+
+class Pieces(nn.Module):
+    """Products of one shape, of three operands that are also put side by side; results are read in different ways."""
+
+    def __init__(self, *, turned):
+        super().__init__()
+        self.all = nn.Linear(3 * DIM, 2 * DIM, bias=False)
+        shape = (3 * DIM, DIM) if turned else (DIM, 3 * DIM)
+        self.weights = nn.ParameterList([torch.randn(shape) for _ in range(3)])
+        self.turned = turned
+
+    def forward(self, x, y, z):
+        total, gate = self.all(torch.cat((x, y, z))).chunk(2)
+        for value, weight in zip((x, y, z), self.weights, strict=True):
+            a, b, c = (nn.functional.linear(value, weight) if self.turned else value @ weight).chunk(3)
+            total = total + a.tanh() * b
+            gate = gate * c
+        return total, gate
+
+
+@pytest.mark.parametrize("turned", [True, False])
+def test_products_of_one_shape_are_one_batched_product(small_blocks, turned):
+    cell = the_cell(assert_equal(edbatch.cell(Pieces(turned=turned).double()), rows(), rows(), rows()))
+    assert launch_of(cell.infer).count("mm(") == 1
+
+
+def test_one_of_the_products_is_a_result(small_blocks):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.both, self.one, self.other = (nn.Linear(n * DIM, DIM, bias=False) for n in (2, 1, 1))
+
+        def forward(self, x, y):
+            return self.one(x), self.other(y) * self.both(torch.cat((x, y))).sigmoid()
+
+    assert_equal(edbatch.cell(Cell().double()), rows(), rows())

@@ -63,14 +63,14 @@ def assert_equal(function, *columns, tolerance=1e-9, **options):
 # ---- what cells become
 
 
-def test_a_tree_lstm_node_is_two_kernels_and_two_products(compiled):
-    """One product per child, since the product of both becomes a sum; backward is one kernel before its products."""
+def test_a_tree_lstm_node_is_two_kernels_and_one_product(compiled):
+    """One batched product for both children, since the product of both becomes a sum; backward: one kernel first."""
     batched = assert_equal(edbatch.cell(BinaryTreeLSTM(DIM)), *[rows(dtype=torch.float32) for _ in range(4)],
                            tolerance=1e-5)  # fmt: skip
     cell = the_cell(batched)
-    assert calls(cell.infer) == (2, 2)
+    assert calls(cell.infer) == (2, 1)
     (training,) = cell._trainings.values()
-    assert calls(training.forward) == (2, 2)
+    assert calls(training.forward) == (2, 1)
     kernels, products = calls(training.backward)
     assert products <= 3  # of gradients of operands; those of weights wait for the end
     assert kernels <= 2

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
@@ -110,8 +111,9 @@ class OneBatch:
         self._cell, self._size = cell, size
         self.rows = [spec.empty(size).normal_() for spec in cell.rows]
         self.outs = [spec.empty(size) for spec in cell.outputs]
-        self.sizes, self.own, self.begin = [size], [0], [[0] * len(self.rows)]
-        self.index = torch.arange(size)
+        self.sizes, self.own = [size], [0]
+        self._index, self._numbers = np.arange(size), np.array([size, 0])
+        self._held: list[np.ndarray] = []
         fused = cell.fused((False,) * len(self.rows), exact_math=False)
         assert fused is not None, "these cells can be fused"
         self.pro = fused.prologue(cell.bound)
@@ -126,6 +128,14 @@ class OneBatch:
 
     def arena(self, slot: int) -> Tensor:
         return self.rows[slot]
+
+    def start(self, slot: int) -> int:
+        return self._numbers.ctypes.data + self._numbers.itemsize  # where there is a 0: the rows are in order
+
+    def arguments(self, *given: int) -> np.ndarray:
+        sizes = self._numbers.ctypes.data
+        self._held.append(np.array([sizes, self.start(0), self._index.ctypes.data, 1, *given], np.int64))
+        return self._held[-1]
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
         return lambda _: self.rows[slot]

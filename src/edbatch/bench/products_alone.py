@@ -1,8 +1,9 @@
 """The floor of a mini-batch: the matrix products of its batches, and nothing else.
 
 In: an `Execution` that has run. Out: every product that its cells ask for, in the order in which they run, and
-`ProductsAlone`, which computes them into memory that is there already. Weights lie in memory as the cells' do; rows are
-where the last product of the same op has left them, as in a cell's scratch memory.
+`ProductsAlone`, which computes them into memory that is there already, by a plain torch.mm each (a cell may do better:
+see `cells/blocks.py`). Weights lie in memory as the cells' do; rows are where the last product of the same op has left
+them, as in a cell's scratch memory.
 """
 
 from __future__ import annotations
@@ -91,15 +92,25 @@ def products_of(body: Body, program: Program, num_rows: int) -> Iterator[tuple[i
         op = body.op(index)
         assert op is not None
         if op.target in _RULES:
-            yield index, _RULES[op.target](body, op, num_rows)
+            product = _RULES[op.target](body, op, num_rows)
+            if product is None:
+                continue
+            if op.target is aten.bmm.default and not body.is_row[op.args[1].index]:  # by shared matrices: one each
+                yield from [(index, product._replace(number=1))] * product.number
+            else:
+                yield index, product
 
 
-def _matrices(body: Body, op: Op, num_rows: int) -> Product:
+def _matrices(body: Body, op: Op, num_rows: int) -> Product | None:
     """Rows times a shared matrix are one product of all rows, a shared matrix times rows one each; see
     `cells/products.py`."""
     left, right = op.args[-2:]
     (m, k), n = body.spec(left).shape, body.spec(right).shape[1]
     dtype, are_rows = body.spec(left).dtype, (body.is_row[left.index], body.is_row[right.index])
+    if are_rows == (True, True) and k == 1:
+        return None  # an outer product runs elementwise
+    if are_rows == (True, True) and n == 1 and m > 1:
+        return Product(num_rows, 1, k, m, dtype, (False, not _is_turned(body, left)))
     if are_rows == (True, True):
         return Product(num_rows, m, k, n, dtype)
     if are_rows == (False, True) and n > 1:
@@ -112,8 +123,10 @@ def _matrices(body: Body, op: Op, num_rows: int) -> Product:
 def _lists_of_matrices(body: Body, op: Op, num_rows: int) -> Product:
     left, right = op.args[-2:]
     (count, m, k), n = body.spec(left).shape, body.spec(right).shape[2]
-    times = num_rows if body.is_row[left.index] or body.is_row[right.index] else 1
-    return Product(times * count, m, k, n, body.spec(left).dtype)
+    dtype, are_rows = body.spec(left).dtype, (body.is_row[left.index], body.is_row[right.index])
+    if are_rows == (True, False):
+        return Product(count, num_rows * m, k, n, dtype, (False, _is_turned(body, right)))
+    return Product(count * (num_rows if any(are_rows) else 1), m, k, n, dtype)
 
 
 def _summed(body: Body, op: Op, num_rows: int) -> Product:
@@ -138,7 +151,7 @@ def _is_turned(body: Body, value: Val) -> bool:
     return op is not None and op.target is aten.permute.default
 
 
-_RULES: dict[Any, Callable[[Body, Op, int], Product]] = {
+_RULES: dict[Any, Callable[[Body, Op, int], Product | None]] = {
     aten.mm.default: _matrices, aten.addmm.default: _matrices,
     aten.bmm.default: _lists_of_matrices, aten.baddbmm.default: _lists_of_matrices,
     PRODUCT: _summed, PRODUCTS: _summed_lists, MATRICES: _summed_matrices,

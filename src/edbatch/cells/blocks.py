@@ -1,5 +1,6 @@
 """Which products run as blocks of columns: `[B, k] × [k, n]` as g products `[B, k] × [k, n / g]` of one batched call.
 
+Products of one shape with different operands, `g × [B, k] × [k, n]`, are such blocks as they are.
 BLAS shares a product of few rows badly among threads; a batched product gives every thread whole blocks. With two
 threads and 8 to 64 rows it takes 0.55 to 0.85 of the time, with one thread or hundreds of rows the same. The result
 then lies block by block, which costs nothing where generated kernels read it, since the gates of a cell are blocks.
@@ -35,7 +36,9 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
             readers.setdefault(v.index, []).append(index)
     found = {}
     for index in program.ops:
-        if index not in kept and _is_product(body, index):
+        if index not in kept and _is_list_of_products(body, index):
+            found[index] = body.spec(Val(index)).shape[2]
+        elif index not in kept and _is_product(body, index):
             width = body.spec(Val(index)).shape[1]
             bounds = _bounds(body, index, readers, soft)
             count = width // math.gcd(width, *bounds) if bounds else 2
@@ -53,6 +56,15 @@ def _is_product(body: Body, index: int) -> bool:
     a, w = op.args
     large = math.prod(body.spec(w).shape) >= SMALLEST_WEIGHT
     return large and body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[0] == 1
+
+
+def _is_list_of_products(body: Body, index: int) -> bool:
+    """Rows [g, 1, k] times g shared matrices."""
+    op = body.op(index)
+    if op is None or op.target is not aten.bmm.default:
+        return False
+    a, w = op.args
+    return body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[1] == 1
 
 
 def _bounds(body: Body, index: int, readers: dict[int, list[int]], soft: Collection[int]) -> set[int]:

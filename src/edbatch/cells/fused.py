@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from edbatch.cells.blocks import find_blocks
-from edbatch.cells.body import Body, Val
+from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.emit import Emitter, Form, Forms, add_up
 from edbatch.cells.loops import FIRST_ARGUMENTS, PIECES, Kernel, Loops, Memory
 from edbatch.cells.native import compile_kernels
@@ -208,7 +208,7 @@ class _Fuser(Emitter):
         value, op = Val(index), self.body.op(index)
         assert op is not None
         if index in self.blocks:
-            self._emit_blocks(index, *op.args)
+            self._emit_blocks(index, op)
             return
         code = batched(self, op) if self.body.is_row[index] else shared(self, op)
         shape = code.form or self._own_form(index)
@@ -228,19 +228,22 @@ class _Fuser(Emitter):
             name = self.assign(value, code.text, pinned=True)
             self.memory[index] = Forms({shape: name}, pinned=True)
 
-    def _emit_blocks(self, index: int, row: Val, weight: Val) -> None:
-        """A product as blocks of columns; see `blocks`."""
-        (length, columns), width = self.body.spec(weight).shape, self.blocks[index]
-        count, whole = columns // width, self.raw(weight)
+    def _emit_blocks(self, index: int, op: Op) -> None:
+        """A product as blocks of columns, or products of one shape as one; see `blocks`."""
+        (row, weight), width, whole = op.args, self.blocks[index], self.raw(op.args[1])
+        *_, length, columns = self.body.spec(weight).shape
+        if op.target is aten.bmm.default:
+            count, step, blocks = self.body.spec(weight).shape[0], length, whole
+        else:
+            count, step = columns // width, 0
+            blocks = self._bound(f"{whole}_blocks", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
         self.home[index] = "scratch"
-        self._scratch(index, (columns,))
-        blocks = self._bound(f"{whole}_blocks", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
-        rows = self._repeated(row, count, length)
+        self._scratch(index, (count * width,))
         result = f"z{index}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"
-        self.lines.append(f"{self.object(torch.bmm)}({rows}, {blocks}, out={result})")
+        self.lines.append(f"{self.object(torch.bmm)}({self._spread(row, count, length, step)}, {blocks}, out={result})")
 
-    def _repeated(self, row: Val, count: int, length: int) -> str:
-        """Rows [B, length] as [count, B, length] without a copy."""
+    def _spread(self, row: Val, count: int, length: int, step: int) -> str:
+        """Rows as [count, B, length] without a copy: pieces of them, `step` elements apart."""
         base, begin = row.index, 0
         while self.phases.is_view(base) and base in self.soft:  # one range of the elements of another value
             op = self.body.op(base)
@@ -248,12 +251,14 @@ class _Fuser(Emitter):
             base = op.args[0].index  # type: ignore[union-attr]
         home = self.home.get(base)
         if base in self.blocks or home is None or (isinstance(home, Place) and home.group in ("rows", "pro")):
+            if step:
+                return f"{self.row(row, (count, length))}.transpose(0, 1)"
             return f"{self.flat(row, length)}.expand({count}, B, {length})"
         buffer, first = (f"z{base}", "") if home == "scratch" else (self._buffer(home), "w * ")  # type: ignore[arg-type]
         width = math.prod(self.body.spec(Val(base)).shape)
         offset = self._bound(f"at_{buffer}_{begin}", f"{buffer}.storage_offset() + {begin}")
         offset = f"{offset} + {first}{width}" if first else offset
-        return f"{buffer}.as_strided(({count}, B, {length}), (0, {width}, 1), {offset})"
+        return f"{buffer}.as_strided(({count}, B, {length}), ({step}, {width}, 1), {offset})"
 
     def _emit_rest(self) -> None:
         """Results that are no fresh values, gradients of operands, and sums."""

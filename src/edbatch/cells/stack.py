@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 def stack_products(body: Body) -> Body:
     """The body with wider products; biases are added apart, where they cost nothing in a fused kernel."""
-    return _sum_products(_share_operands(_read_pieces(_bias_apart(body)))).check()
+    return _sum_products(_batch_pieces(_share_operands(_read_pieces(_bias_apart(body))))).check()
 
 
 def _bias_apart(body: Body) -> Body:
@@ -165,6 +165,67 @@ def _share_operands(body: Body) -> Body:
         return made[index]
 
     return _walk(body, rewrite, _shared_first(body))
+
+
+def _batch_pieces(body: Body) -> Body:
+    """Products of one shape whose operands are the pieces of one value become one batched product."""
+    wholes: dict[tuple[int, int], dict[int, int]] = {}  # (a value, columns) -> where a piece begins: its product
+    for index in range(body.num_inputs, len(body.specs)):
+        if _is_product(body, index):
+            row, weight = body.op(index).args  # type: ignore[union-attr]
+            piece = body.op(_behind_views(body, row))
+            if piece is not None and piece.target is aten.slice.Tensor and len(body.spec(piece.args[0]).shape) == 1:
+                key = (piece.args[0].index, body.spec(weight).shape[1])
+                wholes.setdefault(key, {})[piece.args[2]] = index
+    member: dict[int, tuple[int, list[int]]] = {}
+    for (whole, _), products in wholes.items():
+        lengths = {body.spec(body.op(i).args[0]).shape[1] for i in products.values()}  # type: ignore[union-attr]
+        size, length = body.spec(Val(whole)).shape[0], max(lengths)
+        if len(lengths) == 1 and len(products) > 1 and sorted(products) == list(range(0, size, length)):
+            group = [products[begin] for begin in sorted(products)]
+            member |= dict.fromkeys(group, (whole, group))
+    if not member:
+        return body
+    made: dict[int, Val] = {}
+
+    def rewrite(draft: Draft, index: int, op: Op, now: dict[int, Val]) -> Val:
+        if index not in member:
+            return draft.add(op)
+        if index not in made:
+            whole, group = member[index]
+            weights = _one_behind_the_other(draft, [now[body.op(i).args[1].index] for i in group])  # type: ignore[union-attr]
+            count, length, width = draft.spec(weights).shape
+            like = draft.spec(weights)
+            row = view(draft, now[whole], (count, 1, length))
+            spec = Spec((count, 1, width), like.dtype, like.device)
+            product = draft.call(aten.bmm.default, row, weights, spec=spec)
+            for k, i in enumerate(group):
+                spec = Spec((1, 1, width), like.dtype, like.device)
+                one = draft.call(aten.slice.Tensor, product, 0, k, k + 1, spec=spec)
+                made[i] = view(draft, one, (1, width))
+        return made[index]
+
+    return _walk(body, rewrite, _shared_first(body))
+
+
+def _one_behind_the_other(draft: Draft, weights: Sequence[Val]) -> Val:
+    """Matrices of one shape as a list of matrices; transposed ones are transposed then, which copies whole rows."""
+    (length, width), like = draft.spec(weights[0]).shape, draft.spec(weights[0])
+    made, count = [draft.op(w) for w in weights], len(weights)
+    turned = all(op is not None and op.target is aten.permute.default for op in made)
+    parts = [op.args[0] for op in made if op is not None] if turned else list(weights)
+    pieces = [piece for part in parts for piece in _piled(draft, part)]
+    height, across = (width, length) if turned else (length, width)
+    pile = Spec((count * height, across), like.dtype, like.device)
+    piled = view(draft, draft.call(aten.cat.default, pieces, 0, spec=pile), (count, height, across))
+    spec = Spec((count, length, width), like.dtype, like.device)
+    return draft.call(aten.permute.default, piled, (0, 2, 1), spec=spec) if turned else piled
+
+
+def _piled(draft: Draft, matrix: Val) -> Sequence[Val]:
+    """What a matrix is put together of, one above the other."""
+    op = draft.op(matrix)
+    return op.args[0] if op is not None and op.target is aten.cat.default and op.args[1] == 0 else [matrix]
 
 
 def _sum_products(body: Body) -> Body:
