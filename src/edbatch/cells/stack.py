@@ -19,6 +19,7 @@ from edbatch.cells.simplify import view
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
+LARGEST_WEIGHT = 1 << 17  # elements of a matrix in a batched product
 
 
 def stack_products(body: Body) -> Body:
@@ -168,7 +169,10 @@ def _share_operands(body: Body) -> Body:
 
 
 def _batch_pieces(body: Body) -> Body:
-    """Products of one shape whose operands are the pieces of one value become one batched product."""
+    """Products of one shape whose operands are the pieces of one value become one batched product.
+
+    Not of large weights: one product after the other, in blocks of columns that fit a core's cache, takes 0.8 of it.
+    """
     wholes: dict[tuple[int, int], dict[int, int]] = {}  # (a value, columns) -> where a piece begins: its product
     for index in range(body.num_inputs, len(body.specs)):
         if _is_product(body, index):
@@ -178,10 +182,11 @@ def _batch_pieces(body: Body) -> Body:
                 key = (piece.args[0].index, body.spec(weight).shape[1])
                 wholes.setdefault(key, {})[piece.args[2]] = index
     member: dict[int, tuple[int, list[int]]] = {}
-    for (whole, _), products in wholes.items():
+    for (whole, width), products in wholes.items():
         lengths = {body.spec(body.op(i).args[0]).shape[1] for i in products.values()}  # type: ignore[union-attr]
         size, length = body.spec(Val(whole)).shape[0], max(lengths)
-        if len(lengths) == 1 and len(products) > 1 and sorted(products) == list(range(0, size, length)):
+        are_all = len(lengths) == 1 and len(products) > 1 and sorted(products) == list(range(0, size, length))
+        if are_all and length * width <= LARGEST_WEIGHT:
             group = [products[begin] for begin in sorted(products)]
             member |= dict.fromkeys(group, (whole, group))
     if not member:
