@@ -17,7 +17,7 @@ from edbatch.cells.body import Body, Draft, Val, live_values
 from edbatch.cells.linear import EMBED, SPARSE, Summing, without_tangents
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import VIEWS
-from edbatch.cells.stack import stack_sums
+from edbatch.cells.stack_sums import stack_sums
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
