@@ -65,7 +65,7 @@ class Batched(nn.Module):
         """The results of `fn` on every example: positional arguments are columns, keywords are shared."""
         if active.get() is not None:
             return self._inside_another(columns, keywords)
-        if plain_loop.get() or os.environ.get("EDBATCH_EAGER", "0") not in ("", "0"):
+        if plain_loop.get() or _is_eager():
             return self.one_by_one(*columns, **keywords)
         result, self.stats = self.pipeline(columns, keywords, self.policy, self.stack)
         return result
@@ -92,10 +92,10 @@ class Batched(nn.Module):
 
         Batches against the lower bound and other policies, copies, what ran alone.
         """
+        if self.stats is None and _is_eager():
+            return "ran one by one, because EDBATCH_EAGER is set"
         if self.stats is None:
-            raise BatchError(
-                "nothing to explain yet; call the batched function first (under EDBATCH_EAGER nothing is batched)"
-            )
+            raise BatchError("nothing to explain yet; call the batched function first")
         known = self.pipeline.known
         return explain(self.stats, self.policy) + (f"\n\n  {known.report}" if known is not None else "")
 
@@ -194,3 +194,7 @@ def batch(
         raise BatchError(f"policy={policy!r} is no policy; give one like edbatch.policies.BoundGreedy(), or its name")
     on = compile and os.environ.get("EDBATCH_COMPILE", "1") not in ("", "0")
     return Batched(fn, policy, stack, Compiling(on, exact_math), key, debug)
+
+
+def _is_eager() -> bool:
+    return os.environ.get("EDBATCH_EAGER", "0") not in ("", "0")

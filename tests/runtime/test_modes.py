@@ -95,12 +95,27 @@ def test_a_cell_that_draws_random_numbers():
     assert not torch.equal(out[0], out[1])
 
 
+def test_check_knows_that_a_gradient_may_be_zero():
+    """A shift before a softmax changes nothing: its gradients are what rounding leaves, batched and one by one."""
+
+    class Shifted(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.shift, self.layer = nn.Parameter(torch.randn(())), nn.Linear(4, 4)
+
+        def forward(self, x):
+            return torch.softmax(self.layer(x) + self.shift, 0)
+
+    edbatch.check(edbatch.cell(Shifted()), torch.randn(50, 4))
+
+
 def test_eager_environment(monkeypatch):
     model = nn.Linear(4, 2)
     batched = edbatch.batch(lambda x: model(x))
     monkeypatch.setenv("EDBATCH_EAGER", "1")
     torch.testing.assert_close(batched(X), model(X))
     assert batched.stats is None
+    assert batched.explain() == "ran one by one, because EDBATCH_EAGER is set"
     monkeypatch.setenv("EDBATCH_EAGER", "0")
     batched(X)
     assert batched.stats.num_nodes == 6

@@ -10,7 +10,10 @@ then `close`. Nodes that became ready since the last look are the new part of `q
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
@@ -20,6 +23,10 @@ from edbatch.planning.graph import Ints
 
 Batches = tuple[Ints, Ints, Ints]
 F = TypeVar("F", bound=Callable[..., Any])
+
+_CACHE = Path(__file__).parent / "__pycache__"
+if "NUMBA_CACHE_DIR" not in os.environ and os.access(_CACHE.parent, os.W_OK) and not any(_CACHE.glob("*.nbi")):
+    logging.getLogger("edbatch").warning("compiling edbatch's own planning (once per installation; some 20 s)")
 
 # Entry points that nobody calls are not compiled: that shortens the first use.
 KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
