@@ -87,6 +87,20 @@ def test_weights_in_any_layout(small_blocks):
     assert_equal(edbatch.cell(Cell().double()), rows())
 
 
+def test_one_weight_in_two_numbers_of_blocks(small_blocks):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(DIM, 4 * DIM))
+
+        def forward(self, x, y):
+            a, b, c, d = (x.tanh() @ self.w).chunk(4)
+            e, f = (y.sigmoid() @ self.w).chunk(2)
+            return a * b + c.tanh() * d, e.tanh() * f
+
+    assert_equal(edbatch.cell(Cell().double()), rows(), rows())
+
+
 @pytest.mark.parametrize("first", [0, 1])
 def test_the_product_of_a_concatenation_is_split_where_that_saves_products(small_blocks, first):
     class Cell(nn.Module):

@@ -1,5 +1,6 @@
 """Our fake tensors say what torch's say, and the first call imports no compiler."""
 
+import resource
 import subprocess
 import sys
 
@@ -109,6 +110,33 @@ def test_large_tensors_are_never_made():
         table = torch.empty(1 << 24, 1 << 20)
         assert F.embedding(torch.zeros(2, dtype=torch.int64), table).shape == (2, 1 << 20)
         assert torch.zeros_like(table).shape == table.shape
+
+
+def test_large_results_of_small_operands_are_never_made():
+    """A hundred million elements for each row would take seconds, and the memory of three rows."""
+
+    def function(x):
+        wide = x.repeat(2500)
+        return (
+            torch.tanh(wide.unsqueeze(1) * wide.unsqueeze(0)).sum()
+            + torch.mm(wide.unsqueeze(1), wide.unsqueeze(0)).sum()
+        )
+
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    with torch.no_grad():
+        cell = compile_cell(function, (Spec((4,), torch.float32, torch.device("cpu")),), name="wide")
+    assert cell.reason is None
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200_000  # kilobytes
+
+
+def test_capture_draws_no_random_numbers_of_others():
+    """Nor does it set a generator back: in another thread numbers may have been drawn meanwhile."""
+    states = []
+    original = torch.random.set_rng_state
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.random, "set_rng_state", lambda state: states.append(state) or original(state))
+        compile_cell(torch.tanh, (Spec((4,), torch.float32, torch.device("cpu")),), name="tanh")
+    assert not states
 
 
 def test_a_program_that_zeros_do_not_suit_is_batched():

@@ -184,3 +184,9 @@ def test_leaked_rows_in_functions(function):
     edbatch.batch(lambda x: kept.append(torch.stack([x, x])) or x)(X)
     with pytest.raises(edbatch.EdbatchError, match="outside the call"):
         edbatch.batch(lambda x: x + function(kept[0], 0))(X)
+
+
+def test_the_sum_of_masks_is_a_number():
+    """Python's sum() begins with 0, which makes numbers of masks."""
+    edbatch.check(lambda x: sum(x > i for i in range(-1, 2)), X)
+    edbatch.check(lambda x: 0 + (x > 0), X)

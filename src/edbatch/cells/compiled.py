@@ -217,7 +217,7 @@ def _compile(captured: Captured, shared: tuple[Spec, ...], name: str) -> Compile
     body = simplify(captured.body)
     programs = (emit(body, prologue(body)), emit(body, infer(body)))
     outputs = tuple(body.spec(v) for v in body.outputs)
-    verification = Verification(body.rows, body.shared, outputs, programs[0])
+    verification = Verification(body, outputs, programs[0])
     verification.infer(programs[1])
     return CompiledCell(
         name, body.rows, shared, captured.bound, outputs, captured.leaves, captured.tree, body,

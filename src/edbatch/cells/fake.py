@@ -8,6 +8,7 @@ look at data, errors) is left to torch's mode, which is made when it is needed.
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
@@ -23,7 +24,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 aten = torch.ops.aten
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-LARGE = 1 << 26  # elements: where there are tensors of this size, nothing runs on scratch tensors
+LARGE = 1 << 26  # elements: where inputs are of this size, nothing runs on scratch tensors
+LONG = 1 << 24  # elements: computing as many would take longer than the compiler's import
+_PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 _LIFT = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
 # torch's mode has rules of its own for these, for sizes that are symbols, other devices and several devices only.
@@ -83,15 +86,25 @@ class FakeMode(FakeTensorMode):
                 with in_kernel_invocation_manager(self):
                     result = func(*args, **kwargs)
                 return pytree.tree_map_only(torch.Tensor, self._fake, result)
-            if _is_ordinary(func) and not self.is_large and not (func is aten.index.Tensor and _is_masked(args[1])):
+            if self._can_run(func, args, kwargs):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, scratch, (args, kwargs))
                 with _undrawn(func):
                     result = func(*args, **kwargs)
-                if all(value is None or isinstance(value, torch.Tensor) for value in pytree.tree_leaves(result)):
+                leaves = pytree.tree_leaves(result)
+                self.is_large |= any(t.numel() >= LONG for t in leaves if isinstance(t, torch.Tensor))
+                if all(value is None or isinstance(value, torch.Tensor) for value in leaves):
                     return pytree.tree_map_only(torch.Tensor, lambda t: self._fake(_without_data(t)), result)
         except Exception:  # torch's mode has the better words, and may even succeed
             pass
         return NotImplemented
+
+    def _can_run(self, func: OpOverload, args: Any, kwargs: Any) -> bool:
+        if not _is_ordinary(func) or self.is_large or (func is aten.index.Tensor and _is_masked(args[1])):
+            return False
+        shapes = [t.shape for t in pytree.arg_tree_leaves(*args, **kwargs) if isinstance(t, torch.Tensor)]
+        if torch.Tag.pointwise in func.tags:
+            return math.prod(np.broadcast_shapes(*map(tuple, shapes))) < LONG
+        return func not in _PRODUCTS or math.prod((*shapes[-2][:-1], shapes[-1][-1])) < LONG
 
     def _fake(self, meta: torch.Tensor) -> FakeTensor:
         return meta if isinstance(meta, FakeTensor) else FakeTensor(self, meta, _CPU)

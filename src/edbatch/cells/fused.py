@@ -236,7 +236,7 @@ class _Fuser(Emitter):
             count, step, blocks = self.body.spec(weight).shape[0], length, whole
         else:
             count, step = columns // width, 0
-            blocks = self._bound(f"{whole}_blocks", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
+            blocks = self._bound(f"{whole}_blocks{count}", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
         self.home[index] = "scratch"
         self._scratch(index, (count * width,))
         result = f"z{index}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"

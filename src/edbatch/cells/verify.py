@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from edbatch.cells.fake import LARGE, scratch
+from edbatch.cells.body import Body
+from edbatch.cells.fake import LARGE, LONG, scratch
 from edbatch.cells.program import Emitted
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
@@ -28,11 +29,18 @@ _ROWS = 3
 class Verification:
     """The checks of a cell's programs."""
 
-    def __init__(
-        self, rows: Sequence[Spec], shared: Sequence[Spec], outputs: Sequence[Spec], prologue: Emitted
-    ) -> None:
-        self.rows, self.shared, self.outputs = rows, shared, outputs
+    def __init__(self, body: Body, outputs: Sequence[Spec], prologue: Emitted) -> None:
+        self.body, self.rows, self.shared, self.outputs = body, body.rows, body.shared, outputs
         self.prologue = prologue
+
+    def _is_cheap(self) -> bool:
+        """Whether its programs may really run: on the CPU, quickly, and without drawing random numbers."""
+        specs = [(spec, is_row) for spec, is_row in zip(self.body.specs, self.body.is_row, strict=True)
+                 if isinstance(spec, Spec)]  # fmt: skip
+        return not any(op.is_random for op in self.body.ops) and all(
+            spec.device.type == "cpu" and math.prod(spec.shape) < (LONG // _ROWS if is_row else LARGE)
+            for spec, is_row in specs
+        )
 
     def infer(self, infer: Emitted) -> None:
         self._rehearse(lambda scene: self._infer(scene, infer))
@@ -43,9 +51,8 @@ class Verification:
         self._rehearse(lambda scene: self._train(scene, programs, saved, deferred))
 
     def _rehearse(self, play: Callable[[Scene], None]) -> None:
-        specs = (*self.rows, *self.shared, *self.outputs)
-        if all(spec.device.type == "cpu" and math.prod(spec.shape) < LARGE for spec in specs):
-            with suppress(CaptureError), _rehearsing(), torch.random.fork_rng(devices=()):
+        if self._is_cheap():
+            with suppress(CaptureError), _rehearsing():
                 play(Scene("cpu"))
                 return
         with _rehearsing():

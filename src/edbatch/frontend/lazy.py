@@ -91,10 +91,12 @@ class Lazy:
         return kind.recorder.plus(self, other)
 
     def __radd__(self, other: Any) -> Any:
-        recorder = self.kind.recorder
-        if type(other) is int and other == 0 and type(self) is not Rows and recorder.sums_grow_in is not None:
+        kind = self.kind
+        if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
+            if kind.spec.dtype is torch.bool:  # of masks 0 makes numbers
+                return kind.recorder.plus(other, self)
             return self  # Python's sum() begins with 0
-        return recorder.plus(other, self)
+        return kind.recorder.plus(other, self)
 
     def __getitem__(self, key: Any) -> Any:
         return self.kind.recorder.getitem(self, key)

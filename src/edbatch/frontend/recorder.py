@@ -302,7 +302,6 @@ class Recorder:
         alone = "it draws from a generator of its own, row by row" if parts.generators else None
         tokens = active.set(None), plain_loop.set(True)  # a batched function in a cell is a plain loop
         self.suspended, self.sums_grow_in = True, None
-        self.known_calls.forget()
         states = [generator.get_state() for generator in parts.generators]
         try:
             return self.kernels.kernel(
