@@ -16,6 +16,7 @@ import torch
 from edbatch.cells.body import Body, Val
 from edbatch.cells.loops import PIECES
 from edbatch.cells.program import Program
+from edbatch.cells.walking import is_product
 
 aten = torch.ops.aten
 MOST = 8  # blocks
@@ -38,7 +39,7 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
     for index in program.ops:
         if index not in kept and _is_list_of_products(body, index):
             found[index] = body.spec(Val(index)).shape[2]
-        elif index not in kept and _is_product(body, index):
+        elif index not in kept and is_product(body, index) and _weight_size(body, index) >= SMALLEST_WEIGHT:
             width = body.spec(Val(index)).shape[1]
             bounds = _bounds(body, index, readers, soft)
             count = width // math.gcd(width, *bounds) if bounds else 2
@@ -48,14 +49,9 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
     return found
 
 
-def _is_product(body: Body, index: int) -> bool:
-    """A row [1, k] times a shared matrix of some size."""
-    op = body.op(index)
-    if op is None or op.target is not aten.mm.default:
-        return False
-    a, w = op.args
-    large = math.prod(body.spec(w).shape) >= SMALLEST_WEIGHT
-    return large and body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[0] == 1
+def _weight_size(body: Body, index: int) -> int:
+    length, width = body.spec(body.op(index).args[1]).shape  # type: ignore[union-attr]
+    return length * width
 
 
 def _is_list_of_products(body: Body, index: int) -> bool:
