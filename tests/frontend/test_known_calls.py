@@ -1,15 +1,21 @@
 """Cells that a recording knows well: their calls, and what is seen of their modules meanwhile and afterwards."""
 
 import copy
+import os
 import pickle
+import shutil
+import subprocess
+import sys
 import threading
+from os.path import dirname
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 import edbatch
-from edbatch.frontend import known_calls
+from edbatch.frontend import interception, known_calls
 from edbatch.frontend.recorder import Recorder
 
 X = torch.randn(4, 3)
@@ -89,13 +95,21 @@ def test_calls_are_equal_to_one_by_one(name, cls):
     edbatch.check(edbatch.batch(function), X)
 
 
+needs_compiler = pytest.mark.skipif(shutil.which("cc") is None, reason="without a C compiler no calls are known")
+
+
+def long_way(monkeypatch, function):
+    """The calls that take the long way when a function is batched over X: (first calls, calls that are learned)."""
+    first, again = [], []
+    call, signature_of = Recorder.call, interception.signature_of
+    monkeypatch.setattr(Recorder, "call", lambda self, *args: first.append(args) or call(self, *args))
+    monkeypatch.setattr(interception, "signature_of", lambda *args: again.append(args) or signature_of(*args))
+    edbatch.batch(function)(X)
+    return len(first), len(again)
+
+
+@needs_compiler
 def test_few_calls_go_the_long_way(monkeypatch):
-    general = []
-    original = Recorder.call
-    monkeypatch.setattr(Recorder, "call", lambda self, *args: general.append(args) or original(self, *args))
-    learned = []
-    learn = known_calls.KnownCalls.learn
-    monkeypatch.setattr(known_calls.KnownCalls, "learn", lambda self, *args: learned.append(args) or learn(self, *args))
     cells = nn.ModuleList([edbatch.cell(Pair()), edbatch.cell(Pair())])  # found by an index, not by a name
 
     def function(x):
@@ -104,9 +118,44 @@ def test_few_calls_go_the_long_way(monkeypatch):
             state = cells[n % 2](n, state)
         return state[0]
 
-    edbatch.batch(function)(X)
-    assert len(general) == 2  # of each cell the first call
-    assert len(learned) == 2  # and the second one
+    assert long_way(monkeypatch, function) == (2, 2)
+
+
+WITHOUT = """
+import sys
+sys.modules["edbatch.frontend._calls"] = None
+import torch, edbatch
+from edbatch.frontend.interception import ModuleCall, call_module
+assert ModuleCall(None, call_module) is call_module
+from test_known_calls import CALLS, X, Three
+cell = edbatch.cell(Three())
+for call in CALLS.values():
+    edbatch.check(lambda x: [call(cell, x, n)["a"] for n in (1, 1, 1, 2, 3, 3)], X)
+"""
+
+
+def test_all_calls_can_go_the_long_way():
+    """As where the package was installed without a C compiler."""
+    subprocess.run([sys.executable, "-c", WITHOUT], check=True, env={**os.environ, "PYTHONPATH": dirname(__file__)})
+
+
+@needs_compiler
+def test_numbers():
+    """What is recorded grows, is read without a copy, and then grows no more."""
+    numbers = known_calls.Numbers()
+    assert np.frombuffer(numbers, np.int64).tolist() == []
+    for n in range(100):
+        numbers.append(n)
+        numbers.extend((-n, 1 << 62))
+    with pytest.raises(OverflowError):
+        numbers.extend([1, 1 << 63])
+    assert len(numbers) == 300
+    read = np.frombuffer(numbers, np.int64)
+    assert read.tolist() == [x for n in range(100) for x in (n, -n, 1 << 62)]
+    with pytest.raises(BufferError, match="cannot grow"):
+        numbers.append(1)
+    del read
+    numbers.append(1)
 
 
 def test_the_module_is_itself():
@@ -265,20 +314,20 @@ def test_a_cell_with_several_signatures():
     edbatch.check(function, X)
 
 
-def test_learning_ends(monkeypatch):
-    """A cell that is called with ever other signatures is not learned again and again."""
-    made = []
-    maker = known_calls._maker
-    monkeypatch.setattr(known_calls, "_maker", lambda *args: made.append(args) or maker(*args))
+@needs_compiler
+def test_few_signatures_of_a_cell_are_known(monkeypatch):
     cell = edbatch.cell(Scale())
 
-    def function(x):
-        for _ in range(10):
-            x = cell(x) + cell(x.unsqueeze(0)).squeeze(0)
-        return x * 1e-6
+    def function(signatures):
+        def inside(x):
+            for n in range(100):
+                cell(*[x] * (n % signatures + 1))
+            return x
 
-    edbatch.batch(function)(X)
-    assert len(made) == known_calls.MOST
+        return inside
+
+    assert long_way(monkeypatch, function(4)) == (4, 4 + 3)  # of the first call it is not yet known that it is a cell's
+    assert long_way(monkeypatch, function(5))[1] > 4 * 20 - 5  # the fifth one always goes the long way
 
 
 def test_one_model_in_many_threads():

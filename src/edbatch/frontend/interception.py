@@ -19,12 +19,11 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from edbatch.frontend.known_calls import UNKNOWN, as_value
+from edbatch.frontend.known_calls import ModuleCall, signature_of
 from edbatch.frontend.lazy import Lazy
 from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.frontend.recorder import Recorder, module_call
 from edbatch.frontend.rows import stack_alike
-from edbatch.spec import float_bits
 
 _active = active.get
 FIRST_DIM: tuple[dict[str, int], ...] = ({}, {"dim": 0})
@@ -42,47 +41,19 @@ class RecordingMode(TorchFunctionMode):
 
 
 def call_module(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """`nn.Module.__call__` while somebody records: of cells that a recording knows well, only what is new in calls."""
+    """`nn.Module.__call__` while somebody records, but for calls that the recording knows (`known_calls.py`)."""
     recorder = _active()
     if recorder is None:
         return _call_plain(module, args, kwargs)
-    known = recorder.known_calls.get(module)
-    if known is not None and not kwargs:
-        result = known(*args)
-        if result is not UNKNOWN:
-            return result
     if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     if not kwargs and recorder.is_cell(module):
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
         if entry is not None:
-            recorder.known_calls.learn(module, key, entry)
+            recorder.known_calls.learn(key, entry, entry.id, entry.kinds if entry.simple else None)
             return recorder.add(entry, flat)
     return recorder.call(module, args, kwargs)
-
-
-def signature_of(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
-    """Key and data of a call of a cell, as `signature.Parts` makes them; no key for any other arguments."""
-    key: list[Any] = [module]
-    flat: list[int] = []
-    for a in args:
-        parts: tuple[Any, ...] = (a,)
-        if type(a) is tuple:
-            key += (tuple, len(a))
-            parts = a
-        for part in parts:
-            kind = type(part)
-            if kind is int or kind is float:
-                key.append(kind)
-                flat.append(part if kind is int else float_bits(part))
-                continue
-            value = part if kind is Lazy else as_value(recorder, part)
-            if value.kind is None:
-                return (), flat
-            key.append(value.kind)
-            flat.append(value.ref)
-    return tuple(key), flat
 
 
 def _call_plain(module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -200,7 +171,7 @@ _GRAD_MODES: dict[type, Callable[[Any], bool]] = {
 }
 _RECORDING = _Patches(
     [
-        (nn.Module, "__call__", lambda original: call_module),
+        (nn.Module, "__call__", lambda original: ModuleCall(active, call_module)),
         (torch.autograd.Function, "apply", _recording_apply),
         (torch, "stack", _recording_stack),
         *[(torch.autocast, name, _refreshing) for name in ("__enter__", "__exit__")],
@@ -244,7 +215,7 @@ def recording(recorder: Recorder, shortcuts: Shortcuts) -> Iterator[None]:
         try:
             yield
         finally:
-            recorder.known_calls.forget()  # functions that hold the recorder
+            recorder.known_calls.forget()  # it holds the recorder
             shortcuts.remove()
             active.reset(token)
             if collecting:

@@ -24,7 +24,7 @@ from edbatch.frontend import rows as rows_of_values
 from edbatch.frontend.in_place import refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
-from edbatch.frontend.known_calls import KnownCalls
+from edbatch.frontend.known_calls import KnownCalls, Numbers, as_value
 from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
 from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
 from edbatch.frontend.names import Names
@@ -95,8 +95,7 @@ class Recorder:
         self.kernels = kernels
         self.names = names
         self.device = device
-        self.types: list[int] = []
-        self.args: list[int] = []
+        self.types, self.args = Numbers(), Numbers()
         self.add_type, self.add_args = self.types.append, self.args.extend
         self.node_types: list[NodeType] = []
         self.plain: set[nn.Module] = set()  # modules that are no cells
@@ -110,7 +109,7 @@ class Recorder:
         self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
-        self.known_calls = KnownCalls(self)
+        self.known_calls = KnownCalls(Lazy, as_value, self.types, self.args)
         self.shared = SharedTensors(self, shared)
         self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
@@ -173,8 +172,8 @@ class Recorder:
         """Close the recording: its lazy values can be used no more."""
         self.is_open, self.sums_grow_in = False, None
         return Recording(
-            np.fromiter(self.types, np.int64, len(self.types)),
-            np.fromiter(self.args, np.int64, len(self.args)),
+            np.frombuffer(memoryview(self.types), np.int64),
+            np.frombuffer(memoryview(self.args), np.int64),
             tuple(self.node_types),
             tuple(self._outside),
             tuple(self._outside_specs),

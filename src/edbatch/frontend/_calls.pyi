@@ -1,0 +1,31 @@
+"""What `_calls.c` makes."""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any
+
+from edbatch.frontend.lazy import Kind, Lazy
+from edbatch.frontend.recorder import Entry
+
+class Numbers:
+    """64-bit integers that grow in number; `np.frombuffer` reads them."""
+
+    def append(self, number: int, /) -> None: ...
+    def extend(self, numbers: Sequence[int], /) -> None: ...
+    def __len__(self) -> int: ...
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+class KnownCalls:
+    """The signatures of cells that one recording knows. Their calls add to `types` and `args`."""
+
+    def __init__(self, lazy: type[Lazy], as_value: Callable[..., Any], types: Numbers, args: Numbers, /) -> None: ...
+    def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> bool:
+        """Whether there was room for one more signature; `kinds` of outputs that are one value or a tuple of values."""
+
+    def forget(self) -> None: ...
+
+class ModuleCall:
+    """A method for `nn.Module.__call__`: `otherwise` gets the calls that the active recorder does not know."""
+
+    def __init__(self, active: ContextVar[Any], otherwise: Callable[..., Any], /) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
