@@ -63,7 +63,7 @@ def run_training(cell, training, rows, shared, out_grads):
     row_grads = [None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)]
     again = [r if needed else None for r, needed in zip(rows, training.finish_rows, strict=True)]
     results = [o if needed else None for o, needed in zip(outs, training.finish_outs, strict=True)]
-    return outs, row_grads, training.finish(count, again, results, saved, deferred, pro, sums)
+    return outs, row_grads, training.finish(count, again, results, saved, pro, out_grads, deferred, sums)
 
 
 def autograd(function, examples, shared, wanted, out_grads):

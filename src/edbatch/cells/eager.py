@@ -179,6 +179,6 @@ class EagerTraining:
         return [join(grads) if grads else None for grads in total]
 
     def finish(
-        self, N: int, rows: Any, outs: Any, saved: Any, deferred: Any, pro: _Calls, sums: Any
+        self, N: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any
     ) -> list[Tensor | None]:
         return [sums.get(id(t)) if need else None for t, need in zip(pro.shared, self.need_shared, strict=True)]

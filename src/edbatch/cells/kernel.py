@@ -38,7 +38,9 @@ class Training(Protocol):
     def backward(
         self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
     ) -> Tensors: ...
-    def finish(self, N: int, rows: Any, outs: Any, saved: Any, deferred: Any, pro: Any, sums: Any) -> Tensors: ...
+    def finish(
+        self, N: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
+    ) -> Tensors: ...
 
 
 class Kernel(Protocol):

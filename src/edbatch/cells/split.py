@@ -99,7 +99,7 @@ def _programs(body: Body, row_grads: list[Val | None], totals: list[Val | None],
                 outs | {Place("saved", k): v for k, v in enumerate(saved)}),
         Program("backward", "B, rows, outs, saved, pro, out_grads, deferred, sums", backward_inputs, backward_ops,
                 {Place("deferred", k): v for k, v in enumerate(deferred)}, tuple(enumerate(sums)), tuple(row_grads)),
-        Program("finish", "B, rows, outs, saved, deferred, pro, sums", finish_inputs, finish_ops,
+        Program("finish", "B, rows, outs, saved, pro, out_grads, deferred, sums", finish_inputs, finish_ops,
                 returns=tuple(totals)),
         tuple(body.spec(v) for v in saved),
         tuple(body.spec(v) for v in deferred),
@@ -139,7 +139,7 @@ class _Places:
 
         Args:
             stored: outputs and forward values are read where they are stored, not computed.
-            inside: tangents are at hand and backward values are computed (else they are read as deferred ones).
+            inside: backward values are computed (else they are read as deferred ones).
         """
         inputs: dict[int, Place] = {}
         ops: set[int] = set()
@@ -159,8 +159,8 @@ class _Places:
         return tuple(sorted(ops)), dict(sorted(inputs.items()))
 
     def _find(self, index: int, stored: bool, inside: bool) -> Place | None:
-        known: Place | None = self.rows.get(index) or self.shared.get(index)
-        known = known or (self.tangents.get(index) if inside else None) or (self.outs.get(index) if stored else None)
+        known: Place | None = self.rows.get(index) or self.shared.get(index) or self.tangents.get(index)
+        known = known or (self.outs.get(index) if stored else None)
         op = self.body.op(index)
         if known is not None or not self.body.is_row[index] or not stored or (op is not None and op.target in VIEWS):
             return known

@@ -74,7 +74,7 @@ class Verification:
         pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
         scene.run(forward, _ROWS, rows, pro, outs, kept)
         grads = scene.run(backward, _ROWS, rows, outs, kept, pro, tangents, late, sums)
-        totals = scene.run(finish, _ROWS, rows, outs, kept, late, pro, sums)
+        totals = scene.run(finish, _ROWS, rows, outs, kept, pro, tangents, late, sums)
         _compare("the gradients of the rows", grads, self.rows, _ROWS)
         _compare("the gradients of shared inputs", totals, self.shared)
         for what, values, specs in (("saved values", kept, saved), ("deferred values", late, deferred)):

@@ -71,7 +71,7 @@ def backward(
         run = launch[batch_types[batch]]
         if run is not None:
             run(batch)
-    total = _finish(execution, deferred, sums)
+    total = _finish(execution, arenas, deferred, sums)
     _outside_gradients(execution, arenas, total)
     lease.release()
     return [_given(total.get(id(tensor)), tensor) for tensor in inputs]
@@ -145,7 +145,9 @@ def _batch_backward(
             operands.add_gradient(arenas, batch, slot, gradient)
 
 
-def _finish(execution: Execution, deferred: list[list[Tensor]], sums: list[dict[Any, Any]]) -> dict[int, Tensor]:
+def _finish(
+    execution: Execution, arenas: list[Tensor | None], deferred: list[list[Tensor]], sums: list[dict[Any, Any]]
+) -> dict[int, Tensor]:
     """The gradients of shared tensors, by identity: one product per weight and type over all rows of the mini-batch."""
     batches: dict[int, list[int]] = {}
     for batch, t in enumerate(execution.operands.batch_types):
@@ -164,8 +166,10 @@ def _finish(execution: Execution, deferred: list[list[Tensor]], sums: list[dict[
             for s, read in enumerate(training.finish_rows)
         ]
         size = execution.type_sizes[t]
-        outs = [execution.arenas[arena].narrow(0, base, size) for arena, base, _ in execution.outputs[t]]
-        gradients = training.finish(size, rows, outs, execution.saved[t], deferred[t], execution.prologues[t], sums[t])
+        outs, grads = execution.all_rows(execution.arenas, t), execution.all_rows(arenas, t)
+        gradients = training.finish(
+            size, rows, outs, execution.saved[t], execution.prologues[t], grads, deferred[t], sums[t]
+        )
         for tensor, gradient in zip(node_type.shared, gradients, strict=True):
             if gradient is not None:
                 known = total.get(id(tensor))

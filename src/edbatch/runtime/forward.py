@@ -211,6 +211,14 @@ class Execution:
             for arena, base, per_row in self.outputs[t]
         ]
 
+    def all_rows(self, arenas: Sequence[Tensor | None], t: int) -> list[Any]:
+        """The rows that all batches of a type write, in launch order, as views of arenas."""
+        size = self.type_sizes[t]
+        return [
+            None if (whole := arenas[arena]) is None else whole[base : base + size]
+            for arena, base, _ in self.outputs[t]
+        ]
+
     def ranges(self, buffers: list[Tensor], batch: int) -> list[Tensor]:
         """The part of a type's own buffers that belongs to a batch."""
         return [buffer.narrow(0, self.own[batch], self.sizes[batch]) for buffer in buffers]

@@ -31,7 +31,7 @@ class Binding:
         self.sizes, self.own, self.begin = execution.sizes, execution.own, operands.begin
         self.index = operands.index(torch.device("cpu"))
         self.pro = execution.prologues[t]
-        self.outs = self._ranges(execution.arenas)
+        self.outs = execution.all_rows(execution.arenas, t)
         self.saved = execution.saved[t]
         self.deferred: list[Tensor] = []
         self.out_grads: list[Any] = []
@@ -42,15 +42,8 @@ class Binding:
     def with_gradients(self, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any]) -> Binding:
         """For backward: the arenas of gradients, and where what waits for the end goes."""
         self._gradients, self.deferred, self.sums = arenas, deferred, sums
-        self.out_grads = self._ranges(arenas)
+        self.out_grads = self._execution.all_rows(arenas, self._type)
         return self
-
-    def _ranges(self, arenas: Any) -> list[Any]:
-        size = self._execution.type_sizes[self._type]
-        return [
-            None if arenas[arena] is None else arenas[arena][base : base + size]
-            for arena, base, _ in self._execution.outputs[self._type]
-        ]
 
     def start(self, slot: int) -> int:
         """The address of the number that says where the rows of an operand of the first batch begin in the index."""
