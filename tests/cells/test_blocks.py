@@ -1,34 +1,52 @@
 """Products that run as blocks of columns: the same numbers, whatever reads the product, and only where it may."""
 
+import re
+
 import pytest
 import torch
-from test_fused_cells import Gates, assert_equal, rows, the_cell
+from test_fused_cells import Gates, assert_equal, fused_cells, rows, the_cell
 from torch import nn
 
 import edbatch
+from edbatch.cells import blas
 from edbatch.models.mv_rnn import BinaryMV
 from edbatch.models.tree_lstm import BinaryTreeLSTM
+from edbatch.workloads import find
 
 DIM = 6
+
+
+@pytest.fixture(params=["mkl", "torch"], autouse=True)
+def by(request, monkeypatch):
+    """Whose batched product is called."""
+    if request.param == "torch":
+        monkeypatch.setattr(blas, "gemm", lambda dtype: 0)
+    elif not blas.gemm(torch.float64):
+        pytest.skip("this torch brings no MKL, or there was no C compiler")
+    return request.param
 
 
 def launch_of(program):
     return program.source.partition("def launch")[2]
 
 
+def blocks_of(program):
+    """(number, columns) of the blocks of each product that runs as such."""
+    of_torch = re.findall(r"out=z\d+\.as_strided\(\((\d+), B, (\d+)\)", launch_of(program))
+    return [(count, columns) for count, _, columns in program.products] + [tuple(map(int, found)) for found in of_torch]
+
+
 def test_gates_are_blocks(small_blocks):
     cell = the_cell(assert_equal(edbatch.cell(Gates().double()), rows(), rows(), rows()))
-    assert launch_of(cell.infer).count("bmm(") == 2
-    assert f"(4, B, {DIM})" in launch_of(cell.infer)  # four gates
+    assert blocks_of(cell.infer) == [(4, DIM)] * 2  # four gates
     assert " mm(" not in launch_of(cell.infer)
 
 
 def test_a_tree_lstm_node_has_a_block_for_each_child(small_blocks):
     batched = assert_equal(edbatch.cell(BinaryTreeLSTM(DIM).double()), *[rows() for _ in range(4)])
-    assert launch_of(the_cell(batched).infer).count("bmm(") == 1
-    assert f"(2, B, {4 * DIM})" in launch_of(the_cell(batched).infer)
+    assert blocks_of(the_cell(batched).infer) == [(2, 4 * DIM)]
     (training,) = the_cell(batched)._trainings.values()
-    assert "bmm(" in launch_of(training.backward)
+    assert blocks_of(training.backward) == [(2, DIM // 2)] * 2 + [(2, DIM)]
 
 
 def test_a_product_that_is_a_result_lies_row_by_row(small_blocks):
@@ -42,7 +60,7 @@ def test_a_product_that_is_a_result_lies_row_by_row(small_blocks):
             return y, y.tanh()
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
-    assert "bmm(" not in launch_of(cell.infer)
+    assert blocks_of(cell.infer) == []
 
 
 def test_a_product_that_another_product_reads_lies_row_by_row(small_blocks):
@@ -55,7 +73,7 @@ def test_a_product_that_another_product_reads_lies_row_by_row(small_blocks):
             return self.second(self.first(x)).sigmoid()
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
-    assert launch_of(cell.infer).count("bmm(") == 1  # the second, which only the kernel reads
+    assert blocks_of(cell.infer) == [(2, DIM // 2)]  # the second, which only the kernel reads
 
 
 @pytest.mark.parametrize("parts", [(1, 5), (2, 4), (2, 2, 2), (3, 3), (6,), (1, 2, 3)])
@@ -114,7 +132,7 @@ def test_the_product_of_a_concatenation_is_split_where_that_saves_products(small
             return a * one + b.tanh(), c * one
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows(), rows()))
-    assert launch_of(cell.infer).count("bmm(") == 2
+    assert len(blocks_of(cell.infer)) == 2
 
 
 def test_a_concatenation_that_nothing_else_reads_is_one_product(small_blocks):
@@ -127,7 +145,8 @@ def test_a_concatenation_that_nothing_else_reads_is_one_product(small_blocks):
             return self.both(torch.cat((x, y))).tanh()
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows(), rows()))
-    assert launch_of(cell.infer).count("mm(") == 1
+    assert len(blocks_of(cell.infer)) == 1
+    assert " mm(" not in launch_of(cell.infer)
 
 
 def test_rows_of_a_concatenated_matrix(small_blocks):
@@ -160,13 +179,13 @@ def test_sizes_at_which_blocks_are_used(compiled, threads):
         batched = assert_equal(edbatch.cell(BinaryTreeLSTM(128)), *columns, tolerance=1e-4)
     finally:
         torch.set_num_threads(before)
-    assert "(2, B, 512)" in launch_of(the_cell(batched).infer)
+    assert blocks_of(the_cell(batched).infer) == [(2, 512)]
 
 
 def test_a_chain_at_sizes_at_which_blocks_are_used(compiled):
     columns = [rows(130, dtype=torch.float32, number=20) for _ in range(3)]
     batched = assert_equal(edbatch.cell(WideGates(130)), *columns, tolerance=1e-4)
-    assert "(4, B, 130)" in launch_of(the_cell(batched).infer)
+    assert (4, 130) in blocks_of(the_cell(batched).infer)
 
 
 class WideGates(nn.Module):
@@ -202,7 +221,8 @@ class Pieces(nn.Module):
 @pytest.mark.parametrize("turned", [True, False])
 def test_products_of_one_shape_are_one_batched_product(small_blocks, turned):
     cell = the_cell(assert_equal(edbatch.cell(Pieces(turned=turned).double()), rows(), rows(), rows()))
-    assert launch_of(cell.infer).count("mm(") == 1
+    assert len(blocks_of(cell.infer)) == 1
+    assert " mm(" not in launch_of(cell.infer)
 
 
 def test_one_of_the_products_is_a_result(small_blocks):
@@ -215,3 +235,15 @@ def test_one_of_the_products_is_a_result(small_blocks):
             return self.one(x), self.other(y) * self.both(torch.cat((x, y))).sigmoid()
 
     assert_equal(edbatch.cell(Cell().double()), rows(), rows())
+
+
+@pytest.mark.parametrize("name", ["tree-lstm", "bilstm-tagger", "lattice-lstm", "tree-gru"])
+def test_operands_that_are_gathered_viewed_and_kept(small_blocks, name):
+    workload = find(name)
+    corpus = workload.load(limit=5)
+    model = workload.make(corpus, hidden=4).double()
+    batched = edbatch.batch(model, stack=False)
+    edbatch.check(batched, corpus.train)
+    trainings = [training for cell in fused_cells(batched) for training in cell._trainings.values()]
+    assert any(blocks_of(training.forward) for training in trainings)
+    assert any(blocks_of(training.backward) for training in trainings)

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 
+from edbatch.cells import blas
 from edbatch.cells.blocks import find_blocks
 from edbatch.cells.body import Body, Op, Val
-from edbatch.cells.emit import Emitter, Form, Forms, add_up
-from edbatch.cells.loops import FIRST_ARGUMENTS, PIECES, Kernel, Loops, Memory
+from edbatch.cells.emit import Forms, add_up
+from edbatch.cells.fused_memory import FusedMemory, Mask
+from edbatch.cells.loops import FIRST_ARGUMENTS, Kernel, Loops, Memory
 from edbatch.cells.native import compile_kernels
 from edbatch.cells.phases import Phases
 from edbatch.cells.pointwise import DTYPES
@@ -28,16 +30,19 @@ from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-Mask = tuple[bool, ...]
 
 
 @dataclass(frozen=True)
 class Fused:
-    """`bind(binding)` gives `launch(b)`; `source` is its Python, `kernels` that of the loops it calls."""
+    """`bind(binding)` gives `launch(b)`; `source` is its Python, `kernels` that of the loops it calls.
+
+    products: those that run without torch, as (how many blocks, [B, length] × [length, columns] each).
+    """
 
     bind: Callable[[Any], Callable[[int], None]]
     source: str
     kernels: tuple[str, ...]
+    products: tuple[tuple[int, int, int], ...]
 
 
 def fuse(body: Body, program: Program, taken: Mask, exact_math: bool, name: str) -> Fused:
@@ -50,22 +55,19 @@ def fuse(body: Body, program: Program, taken: Mask, exact_math: bool, name: str)
     return _Fuser(body, program, taken, exact_math).emit(name)
 
 
-class _Fuser(Emitter):
+class _Fuser(FusedMemory):
     def __init__(self, body: Body, program: Program, taken: Mask, exact_math: bool) -> None:
-        super().__init__(body, program)
-        self.taken, self.exact_math = taken, exact_math
-        self.prelude: dict[str, str] = {}  # variable -> what it is bound to, once per mini-batch
+        super().__init__(body, program, taken, Phases(body, program, exact_math))
+        self.exact_math, self.level = exact_math, self.phases.level
         self.kernels: list[Kernel] = []
-        self.phases = Phases(body, program, exact_math)
-        self.soft, self.level = self.phases.soft, self.phases.level
+        # of each dtype the products that run together next: their numbers, see `_blas.c`
+        self.waiting: dict[torch.dtype, list[list[str]]] = {}
+        self.products: list[tuple[int, int, int]] = []
         self.places: dict[int, list[Place]] = {}  # where a value must end
         for place, value in program.dests.items():
             self.places.setdefault(self.phases.behind_reshapes(value.index), []).append(
                 place._replace(shape=body.spec(value).shape)
             )
-        self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
-        self.addresses: dict[int, Memory] = {}
-        self.scratch_shapes: dict[int, tuple[int, ...]] = {}
         self.gradients = {  # of operands whose rows kernels know: slot -> value
             slot: value.index
             for slot, value in enumerate(program.returns or ())
@@ -81,92 +83,6 @@ class _Fuser(Emitter):
                 found.add(self.phases.root(value.index))
         return found
 
-    # ---- memory, as kernels see it
-
-    def find(self, index: int) -> Memory | None:
-        """Where a kernel finds a value; None when it computes it."""
-        if index not in self.addresses:
-            home, spec = self.home.get(index), self.body.specs[index]
-            op = self.body.op(index)
-            if not isinstance(spec, Spec) or (home is None and index in self.soft):
-                return None
-            if not self.body.is_row[index] and op is not None and op.target is aten.full.default:
-                return None
-            self.addresses[index] = self._memory(index, home, math.prod(spec.shape), DTYPES[spec.dtype])
-        return self.addresses[index]
-
-    def _memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> Memory:
-        if index in self.blocks and home == "scratch":
-            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "blocks", self.blocks[index], dtype)
-        if home == "scratch":
-            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "local", width, dtype)
-        if isinstance(home, Place) and home.group == "pro":
-            kept = self._bound(f"shared{home.number}", f"x.shared({home.number})")
-            return Memory(self._bound(f"p_{kept}", f"{kept}.data_ptr()"), "shared", width, dtype)
-        if isinstance(home, Place) and home.group == "rows" and self._is_indexed(home.number):
-            arena = self._bound(f"arena{home.number}", f"x.arena({home.number}).data_ptr()")
-            return Memory(arena, "index", width, dtype, f"x.start({home.number})")
-        if isinstance(home, Place) and home.group != "rows":
-            return self._own(home, width, dtype)
-        rows = "local" if self.body.is_row[index] else "shared"
-        tensor = self.assign(Val(index), f"{self.raw(Val(index))}.contiguous()", pinned=True)
-        return Memory(self.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
-
-    def _own(self, place: Place, width: int, dtype: str) -> Memory:
-        """A buffer of the type, in which the batch has rows w, w + 1, …"""
-        return Memory(self._bound(f"p_{self._buffer(place)}", f"{self._buffer(place)}.data_ptr()"), "own", width, dtype)
-
-    def _buffer(self, place: Place) -> str:
-        return self._bound(f"{place.group}{place.number}", f"x.{place.group}[{place.number}]")
-
-    def _is_indexed(self, slot: int) -> bool:
-        """Whether kernels read (and add gradients to) the rows of an operand themselves."""
-        return not self.taken[slot] and self.body.rows[slot].dtype in DTYPES
-
-    def _bound(self, name: str, text: str) -> str:
-        self.prelude.setdefault(name, text)
-        return name
-
-    # ---- tensors, as torch ops see them
-
-    def form(self, value: Val, form: Form) -> str:
-        if value.index not in self.memory:
-            self._make_tensor(value.index, form)
-        return super().form(value, form)
-
-    def _make_tensor(self, index: int, form: Form) -> None:
-        home, op = self.home.get(index), self.body.op(index)
-        shape = self._own_form(index)
-        if home == "scratch" or (isinstance(home, Place) and home.group not in ("rows", "pro")):
-            shape = shape if form[:1] == ("flat",) else form
-            if isinstance(home, Place):
-                memory = self.body.spec(Val(index)).shape if home.shape is None else home.shape
-                name, rows = self._buffer(home), "w:w + B"
-            else:
-                memory = self.scratch_shapes[index]
-                name, rows = f"z{index}", ":B"
-            if memory != shape:
-                view = ", ".join(map(str, (f"{name}.shape[0]", *shape)))
-                name = self._bound("_".join(map(str, (name, *shape))), f"{name}.view({view})")
-            text = self.assign(Val(index), f"{name}[{rows}]", pinned=True)  # narrow would take half as long again
-        elif isinstance(home, Place):
-            text = self._tensor_at(index, home)
-        elif op is not None and op.target is aten.view.default:
-            self.form(op.args[0], form)
-            self.memory[index] = self.memory[op.args[0].index]
-            return
-        else:
-            assert op is not None
-            code = batched(self, op) if self.body.is_row[index] else shared(self, op)
-            shape, text = code.form or shape, self.assign(Val(index), code.text, pinned=True)
-        self.memory[index] = Forms({shape: text}, pinned=True)
-
-    def _tensor_at(self, index: int, place: Place) -> str:
-        if place.group == "pro":
-            return self._bound(f"pro{place.number}", f"x.pro[{place.number}]")
-        reader = self._bound(f"read{place.number}", f"x.reader({place.number})")
-        return self.assign(Val(index), f"{reader}(b)", pinned=True)
-
     # ---- emission
 
     def emit(self, name: str) -> Fused:
@@ -175,8 +91,10 @@ class _Fuser(Emitter):
         for phase in range(max(self.level.values(), default=0) + 1):
             self._emit_kernel(phase, [i for i in stored if self.level[i] == phase])
             for index in self.phases.hard:
-                if self.level[index] == phase:
+                if self.level[index] == phase and not self._take_product(index):
+                    self._emit_products()
                     self._emit_torch(index)
+            self._emit_products()
         self._emit_rest()
         return self._bind(name)
 
@@ -197,12 +115,8 @@ class _Fuser(Emitter):
         for slot, index in list(self.gradients.items()):
             if index in self.soft and self.level[index] == phase:
                 self._scatter(loops, slot)
-        self._call(loops)
+        self._run(loops)
         self.home.update(homes)  # from now on they are read, not computed
-
-    def _scratch(self, index: int, shape: Sequence[Any]) -> None:
-        self.scratch_shapes[index] = tuple(shape)
-        self._bound(f"z{index}", f"x.scratch({tuple(shape)!r}, {self.object(self.body.spec(Val(index)).dtype)})")
 
     def _emit_torch(self, index: int) -> None:
         value, op = Val(index), self.body.op(index)
@@ -230,25 +144,67 @@ class _Fuser(Emitter):
 
     def _emit_blocks(self, index: int, op: Op) -> None:
         """A product as blocks of columns, or products of one shape as one; see `blocks`."""
-        (row, weight), width, whole = op.args, self.blocks[index], self.raw(op.args[1])
-        *_, length, columns = self.body.spec(weight).shape
-        if op.target is aten.bmm.default:
-            count, step, blocks = self.body.spec(weight).shape[0], length, whole
-        else:
-            count, step = columns // width, 0
-            blocks = self._bound(f"{whole}_blocks{count}", f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)")
+        count, length, step, blocks = self._weights(index, op)
+        width = self.blocks[index]
         self.home[index] = "scratch"
         self._scratch(index, (count * width,))
         result = f"z{index}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"
-        self.lines.append(f"{self.object(torch.bmm)}({self._spread(row, count, length, step)}, {blocks}, out={result})")
+        rows = self._spread(op.args[0], count, length, step)
+        self.lines.append(f"{self.object(torch.bmm)}({rows}, {blocks}, out={result})")
+
+    def _weights(self, index: int, op: Op) -> tuple[int, int, int, str]:
+        """How many blocks a product has, how long a piece of a row is that it multiplies, how far the next one is from
+        it, and the weights as [count, length, width]."""
+        weight, width, whole = op.args[1], self.blocks[index], self.raw(op.args[1])
+        *counts, length, columns = self.body.spec(weight).shape
+        if counts:
+            return counts[0], length, length, whole
+        count = columns // width
+        text = f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)"
+        return count, length, 0, self._bound(f"{whole}_blocks{count}", text)
+
+    def _take_product(self, index: int) -> bool:
+        """Let a product run with others of its phase, without torch; False if that cannot be done, see `blas`."""
+        op = self.body.op(index)
+        assert op is not None
+        dtype = self.body.spec(Val(index)).dtype
+        if index not in self.blocks or not blas.gemm(dtype):
+            return False
+        count, length, step, blocks = self._weights(index, op)
+        base, offset = self._behind_pieces(op.args[0].index)
+        memory = None if base in self.blocks else self.find(base)
+        if memory is None or blocks not in self.prelude or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
+            return False
+        if len(self.waiting.get(dtype, ())) == blas.MOST_PRODUCTS:
+            self._emit_products()
+        if memory.rows == "index":
+            home = self.home[base]
+            assert isinstance(home, Place)
+            rows = self._bound(f"rows{home.number}", f"x.rows({home.number})")
+            where = [f"{rows}[{i}]" for i in range(6)]
+        else:
+            where = [str(int(memory.rows == "own")), memory.name, *["0"] * 4]
+        self.home[index] = "scratch"
+        self._scratch(index, (count * self.blocks[index],))
+        weights = self._bound(f"weights_{blocks}", f"x.weights({blocks})")
+        numbers = (memory.width, offset, step, count, length, self.blocks[index])
+        out = self._bound(f"p_z{index}", f"z{index}.data_ptr()")
+        self.products.append((count, length, self.blocks[index]))
+        self.waiting.setdefault(dtype, []).append(
+            [*where, *map(str, numbers), *[f"{weights}[{i}]" for i in range(4)], out]
+        )
+        return True
+
+    def _emit_products(self) -> None:
+        for dtype, products in self.waiting.items():
+            gemm = f"{self.object(blas.gemm)}({self.object(dtype)})"
+            numbers = [number for product in products for number in product]
+            self._call(self.object(blas.products), [gemm, str(dtype.itemsize), str(len(products)), *numbers])
+        self.waiting = {}
 
     def _spread(self, row: Val, count: int, length: int, step: int) -> str:
         """Rows as [count, B, length] without a copy: pieces of them, `step` elements apart."""
-        base, begin = row.index, 0
-        while self.phases.is_view(base) and base in self.soft:  # one range of the elements of another value
-            op = self.body.op(base)
-            begin += PIECES[op.target](self.body, op)[0]  # type: ignore[union-attr,index,arg-type]
-            base = op.args[0].index  # type: ignore[union-attr]
+        base, begin = self._behind_pieces(row.index)
         home = self.home.get(base)
         if base in self.blocks or home is None or (isinstance(home, Place) and home.group in ("rows", "pro")):
             if step:
@@ -272,7 +228,7 @@ class _Fuser(Emitter):
                     self.lines.append(f"{self._buffer(place)}.narrow(0, w, B).copy_({self.raw(Val(index))})")
         for slot in list(self.gradients):
             self._scatter(loops, slot)
-        self._call(loops)
+        self._run(loops)
         for slot, value in enumerate(self.program.returns or ()):
             if value is not None and not self._is_indexed(slot):
                 add = self._bound(f"add{slot}", f"x.adder({slot})")
@@ -286,20 +242,21 @@ class _Fuser(Emitter):
         memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"x.start({slot})")
         loops.scatter(self.gradients.pop(slot), memory)
 
-    def _call(self, loops: Loops) -> None:
+    def _run(self, loops: Loops) -> None:
+        if not loops.is_empty:
+            kernel = loops.kernel()
+            self._call(f"kernel{len(self.kernels)}", kernel.arguments)
+            self.kernels.append(kernel)
+
+    def _call(self, function: str, arguments: Sequence[str]) -> None:
         """A kernel's arguments are written down once per mini-batch, but for addresses that are only known here."""
-        if loops.is_empty:
-            return
-        kernel, number = loops.kernel(), len(self.kernels)
-        later = {
-            at: text for at, text in enumerate(kernel.arguments) if text.isidentifier() and text not in self.prelude
-        }
-        texts = ["0" if at in later else text for at, text in enumerate(kernel.arguments)]
+        later = {at: text for at, text in enumerate(arguments) if text.isidentifier() and text not in self.prelude}
+        texts = ["0" if at in later else text for at, text in enumerate(arguments)]
+        number = sum(name.startswith("given") for name in self.prelude)
         given = self._bound(f"given{number}", f"x.arguments({', '.join(texts)})")
         address = self._bound(f"p{number}", f"{given}.ctypes.data")
         self.lines += [f"{given}[{FIRST_ARGUMENTS + at}] = {text}" for at, text in later.items()]
-        self.lines.append(f"kernel{number}(b, {address})")
-        self.kernels.append(kernel)
+        self.lines.append(f"{function}(b, {address})")
 
     def _bind(self, name: str) -> Fused:
         before = "".join(f"    {k} = {text}\n" for k, text in self.prelude.items())
@@ -312,4 +269,4 @@ class _Fuser(Emitter):
         functions = compile_kernels([k.source for k in self.kernels], name)
         namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}
         exec(compile(source, f"<{self.program.name} of {name}>", "exec"), namespace)
-        return Fused(namespace["bind"], source, tuple(k.source for k in self.kernels))
+        return Fused(namespace["bind"], source, tuple(k.source for k in self.kernels), tuple(self.products))

@@ -102,7 +102,9 @@ class Execution:
         self.type_sizes: list[int] = layout.type_sizes.tolist()
         self.sizes: list[int] = layout.sizes.tolist()
         self.own: list[int] = layout.own.tolist()
-        self.addresses = [numbers.ctypes.data for numbers in (layout.sizes, layout.own, layout.slot_begin)]
+        self.addresses = [
+            numbers.ctypes.data for numbers in (layout.sizes, layout.own, layout.slot_begin, layout.slot_first)
+        ]
         self.largest: list[int] = layout.largest.tolist()
         # A dispatch mode must see every op.
         is_on = compiling.on and not torch._C._len_torch_dispatch_stack()

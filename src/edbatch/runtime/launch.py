@@ -38,6 +38,7 @@ class Binding:
         self.sums: dict[Any, Any] = {}
         self._gradients: list[Tensor | None] = []
         self._held: list[Any] = []
+        self._buffers: dict[int, tuple[Tensor, bool]] = {}
 
     def with_gradients(self, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any]) -> Binding:
         """For backward: the arenas of gradients, and where what waits for the end goes."""
@@ -51,7 +52,7 @@ class Binding:
 
     def arguments(self, *given: int) -> np.ndarray:
         """What a generated kernel reads its arguments from, see `cells/loops.Kernel`; it lives as long as this."""
-        sizes, own, _ = self._execution.addresses
+        sizes, own, *_ = self._execution.addresses
         step = self._execution.plan.layout.slot_begin.shape[1]
         made = np.array([sizes, own, self.index.data_ptr(), step, *given], np.int64)
         self._held.append(made)
@@ -85,18 +86,13 @@ class Binding:
         execution, t = self._execution, self._type
         kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
         operands, arenas, own, sizes = execution.operands, execution.arenas, self.own, self.sizes
-        if slot in execution.kept[t]:
-            kept = execution.kept[t][slot]
+        kept = self._kept(slot)
+        if kept is not None:
             return lambda b: kept[own[b] : own[b] + sizes[b]]
         if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
             return lambda b: operands.read(arenas, b, slot)
-        training = execution.training[t]
-        keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
-        arena, write = self.arena(slot), self.writer(slot)
-        buffer = execution.lease.take(spec, execution.type_sizes[t]) if keep else self.scratch(spec.shape, spec.dtype)
-        if keep:
-            execution.kept[t][slot] = buffer
-        first = operands.first
+        arena, write, first = self.arena(slot), self.writer(slot), operands.first
+        buffer, keep = self._buffer(slot)
 
         def read(b: int) -> Tensor:
             at = first[b][slot]
@@ -108,6 +104,49 @@ class Binding:
             return rows
 
         return read
+
+    def rows(self, slot: int) -> tuple[int, ...]:
+        """The same for products that run without torch: the first fields of `Product` in `cells/_blas.c`."""
+        kept = self._kept(slot)
+        if kept is not None:
+            return 1, kept.data_ptr(), 0, 0, 0, 0
+        buffer, keep = self._buffer(slot)
+        first = self._execution.addresses[3] + 8 * slot
+        return 2, self.arena(slot).data_ptr(), self.start(slot), first, buffer.data_ptr(), keep
+
+    def _kept(self, slot: int) -> Tensor | None:
+        """The rows of an operand that forward has kept, of all batches."""
+        return None if slot in self._buffers else self._execution.kept[self._type].get(slot)
+
+    def _buffer(self, slot: int) -> tuple[Tensor, bool]:
+        """Memory for the gathered rows of an operand; whether it is for all batches, to be kept."""
+        if slot not in self._buffers:
+            execution, t = self._execution, self._type
+            kind, spec, training = (
+                execution.types[t].slots[slot],
+                execution.types[t].slot_specs[slot],
+                execution.training[t],
+            )
+            assert spec is not None
+            keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
+            if keep:
+                buffer = execution.kept[t][slot] = execution.lease.take(spec, execution.type_sizes[t])
+            else:
+                buffer = self.scratch(spec.shape, spec.dtype)
+            self._buffers[slot] = buffer, keep
+        return self._buffers[slot]
+
+    def weights(self, blocks: Tensor) -> tuple[int, int, int, bool]:
+        """Of weights [count, length, columns]: address, step, stride, and whether they are transposed."""
+        _, length, columns = blocks.shape
+        step, row, column = blocks.stride()
+        if column == 1 and row >= columns:
+            return blocks.data_ptr(), step, row, False
+        if row == 1 and column >= length:
+            return blocks.data_ptr(), step, column, True
+        blocks = blocks.contiguous()
+        self._held.append(blocks)
+        return blocks.data_ptr(), length * columns, columns, False
 
     def writer(self, slot: int) -> Callable[[int, int], None]:
         """A function that writes a batch's operand, rows of floats, to an address."""

@@ -1,0 +1,134 @@
+"""Where the values of a fused program lie: as addresses for generated kernels and products, as tensors for torch ops.
+
+What a launch needs is bound once per mini-batch (`prelude`), to a `runtime.launch.Binding` that the code calls x.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from edbatch.cells.body import Body, Val
+from edbatch.cells.emit import Emitter, Form, Forms
+from edbatch.cells.loops import PIECES, Memory
+from edbatch.cells.phases import Phases
+from edbatch.cells.pointwise import DTYPES
+from edbatch.cells.program import Place, Program
+from edbatch.cells.rules import batched, shared
+from edbatch.spec import Spec
+
+aten = torch.ops.aten
+Mask = tuple[bool, ...]
+
+
+class FusedMemory(Emitter):
+    def __init__(self, body: Body, program: Program, taken: Mask, phases: Phases) -> None:
+        super().__init__(body, program)
+        self.taken, self.phases, self.soft = taken, phases, phases.soft
+        self.prelude: dict[str, str] = {}  # variable -> what it is bound to, once per mini-batch
+        self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
+        self.addresses: dict[int, Memory] = {}
+        self.scratch_shapes: dict[int, tuple[int, ...]] = {}
+        self.blocks: dict[int, int] = {}  # products that lie block by block: the columns of a block
+
+    # ---- as kernels see it
+
+    def find(self, index: int) -> Memory | None:
+        """Where a kernel finds a value; None when it computes it."""
+        if index not in self.addresses:
+            home, spec = self.home.get(index), self.body.specs[index]
+            op = self.body.op(index)
+            if not isinstance(spec, Spec) or (home is None and index in self.soft):
+                return None
+            if not self.body.is_row[index] and op is not None and op.target is aten.full.default:
+                return None
+            self.addresses[index] = self._memory(index, home, math.prod(spec.shape), DTYPES[spec.dtype])
+        return self.addresses[index]
+
+    def _memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> Memory:
+        if index in self.blocks and home == "scratch":
+            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "blocks", self.blocks[index], dtype)
+        if home == "scratch":
+            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "local", width, dtype)
+        if isinstance(home, Place) and home.group == "pro":
+            kept = self._bound(f"shared{home.number}", f"x.shared({home.number})")
+            return Memory(self._bound(f"p_{kept}", f"{kept}.data_ptr()"), "shared", width, dtype)
+        if isinstance(home, Place) and home.group == "rows" and self._is_indexed(home.number):
+            arena = self._bound(f"arena{home.number}", f"x.arena({home.number}).data_ptr()")
+            return Memory(arena, "index", width, dtype, f"x.start({home.number})")
+        if isinstance(home, Place) and home.group != "rows":
+            return self._own(home, width, dtype)
+        rows = "local" if self.body.is_row[index] else "shared"
+        tensor = self.assign(Val(index), f"{self.raw(Val(index))}.contiguous()", pinned=True)
+        return Memory(self.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
+
+    def _own(self, place: Place, width: int, dtype: str) -> Memory:
+        """A buffer of the type, in which the batch has rows w, w + 1, …"""
+        return Memory(self._bound(f"p_{self._buffer(place)}", f"{self._buffer(place)}.data_ptr()"), "own", width, dtype)
+
+    def _buffer(self, place: Place) -> str:
+        return self._bound(f"{place.group}{place.number}", f"x.{place.group}[{place.number}]")
+
+    def _is_indexed(self, slot: int) -> bool:
+        """Whether kernels read (and add gradients to) the rows of an operand themselves."""
+        return not self.taken[slot] and self.body.rows[slot].dtype in DTYPES
+
+    def _scratch(self, index: int, shape: Sequence[Any]) -> None:
+        self.scratch_shapes[index] = tuple(shape)
+        self._bound(f"z{index}", f"x.scratch({tuple(shape)!r}, {self.object(self.body.spec(Val(index)).dtype)})")
+
+    def _behind_pieces(self, index: int) -> tuple[int, int]:
+        """The value of whose elements another is one range, and where that begins."""
+        begin = 0
+        while self.phases.is_view(index) and index in self.soft:
+            op = self.body.op(index)
+            begin += PIECES[op.target](self.body, op)[0]  # type: ignore[union-attr,index,arg-type]
+            index = op.args[0].index  # type: ignore[union-attr]
+        return index, begin
+
+    def _bound(self, name: str, text: str) -> str:
+        self.prelude.setdefault(name, text)
+        return name
+
+    # ---- as torch ops see it
+
+    def form(self, value: Val, form: Form) -> str:
+        if value.index not in self.memory:
+            self._make_tensor(value.index, form)
+        return super().form(value, form)
+
+    def _make_tensor(self, index: int, form: Form) -> None:
+        home, op = self.home.get(index), self.body.op(index)
+        shape = self._own_form(index)
+        if home == "scratch" or (isinstance(home, Place) and home.group not in ("rows", "pro")):
+            shape = shape if form[:1] == ("flat",) else form
+            if isinstance(home, Place):
+                memory = self.body.spec(Val(index)).shape if home.shape is None else home.shape
+                name, rows = self._buffer(home), "w:w + B"
+            else:
+                memory = self.scratch_shapes[index]
+                name, rows = f"z{index}", ":B"
+            if memory != shape:
+                view = ", ".join(map(str, (f"{name}.shape[0]", *shape)))
+                name = self._bound("_".join(map(str, (name, *shape))), f"{name}.view({view})")
+            text = self.assign(Val(index), f"{name}[{rows}]", pinned=True)  # narrow would take half as long again
+        elif isinstance(home, Place):
+            text = self._tensor_at(index, home)
+        elif op is not None and op.target is aten.view.default:
+            self.form(op.args[0], form)
+            self.memory[index] = self.memory[op.args[0].index]
+            return
+        else:
+            assert op is not None
+            code = batched(self, op) if self.body.is_row[index] else shared(self, op)
+            shape, text = code.form or shape, self.assign(Val(index), code.text, pinned=True)
+        self.memory[index] = Forms({shape: text}, pinned=True)
+
+    def _tensor_at(self, index: int, place: Place) -> str:
+        if place.group == "pro":
+            return self._bound(f"pro{place.number}", f"x.pro[{place.number}]")
+        reader = self._bound(f"read{place.number}", f"x.reader({place.number})")
+        return self.assign(Val(index), f"{reader}(b)", pinned=True)
