@@ -246,4 +246,3 @@ def test_operands_that_are_gathered_viewed_and_kept(small_blocks, name):
     edbatch.check(batched, corpus.train)
     trainings = [training for cell in fused_cells(batched) for training in cell._trainings.values()]
     assert any(blocks_of(training.forward) for training in trainings)
-    assert any(blocks_of(training.backward) for training in trainings)
