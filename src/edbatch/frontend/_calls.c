@@ -123,8 +123,9 @@ typedef struct {
     PyTypeObject *lazy;
     Py_ssize_t kind, ref; /* where the slots of a lazy value lie in it */
     PyObject *as_value;   /* as_value(recorder, part): pending sums and tensors as lazy values */
+    PyObject *outside;    /* id(tensor) -> the lazy value of a tensor that is known */
     Numbers *types, *args;
-    PyObject *modules; /* module -> capsule of Signatures */
+    PyObject *modules; /* module -> capsule of Signatures; None for a module that is no cell */
 } KnownCalls;
 
 #define SLOT(value, offset) (*(PyObject **)((char *)(value) + (offset)))
@@ -143,12 +144,14 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name) {
 
 static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     PyTypeObject *lazy;
-    PyObject *as_value, *types, *numbers;
-    if (!PyArg_ParseTuple(args, "O!OO!O!", &PyType_Type, &lazy, &as_value, &NumbersType, &types, &NumbersType, &numbers))
+    PyObject *as_value, *outside, *types, *numbers;
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside, &NumbersType,
+                          &types, &NumbersType, &numbers))
         return -1;
     if ((self->kind = offset_of(lazy, "kind")) < 0 || (self->ref = offset_of(lazy, "ref")) < 0) return -1;
     Py_XSETREF(self->lazy, (PyTypeObject *)Py_NewRef(lazy));
     Py_XSETREF(self->as_value, Py_NewRef(as_value));
+    Py_XSETREF(self->outside, Py_NewRef(outside));
     Py_XSETREF(self->types, (Numbers *)Py_NewRef(types));
     Py_XSETREF(self->args, (Numbers *)Py_NewRef(numbers));
     Py_XSETREF(self->modules, PyDict_New());
@@ -198,6 +201,10 @@ static PyObject *known_learn(KnownCalls *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+static PyObject *known_pass_by(KnownCalls *self, PyObject *module) {
+    return PyDict_SetItem(self->modules, module, Py_None) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
 static PyObject *known_forget(KnownCalls *self, PyObject *nothing) {
     PyDict_Clear(self->modules);
     Py_RETURN_NONE;
@@ -222,7 +229,12 @@ static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *
         *number = PyLong_AsLongLong(SLOT(value, self->ref));
         return 1;
     }
-    PyObject *made = PyObject_CallFunctionObjArgs(self->as_value, recorder, value, NULL);
+    PyObject *identity = PyLong_FromVoidPtr(value);
+    if (identity == NULL) return -1;
+    PyObject *made = Py_XNewRef(PyDict_GetItemWithError(self->outside, identity));
+    Py_DECREF(identity);
+    if (made == NULL && !PyErr_Occurred())
+        made = PyObject_CallFunctionObjArgs(self->as_value, recorder, value, NULL);
     if (made == NULL) return -1;
     int taken = Py_IS_TYPE(made, self->lazy) && take(self, recorder, part, made, number);
     Py_DECREF(made);
@@ -274,11 +286,14 @@ static PyObject *add_node(KnownCalls *self, Signature *call, const long long *nu
     return result;
 }
 
+static PyObject *call_impl_name;
+
 /* The result of a call of args[0], a module; NULL without an error if it is not known. */
 static PyObject *known_call(KnownCalls *self, PyObject *recorder, PyObject *const *args, Py_ssize_t count) {
     long long numbers[MOST_PARTS];
     PyObject *capsule = PyDict_GetItemWithError(self->modules, args[0]);
     if (capsule == NULL) return NULL;
+    if (capsule == Py_None) return PyObject_VectorcallMethod(call_impl_name, args, count, NULL);
     Py_INCREF(capsule); /* as_value is Python: it may make us forget */
     Signatures *known = signatures_of(capsule);
     PyObject *result = NULL;
@@ -294,6 +309,7 @@ static PyObject *known_call(KnownCalls *self, PyObject *recorder, PyObject *cons
 static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->lazy);
     Py_VISIT(self->as_value);
+    Py_VISIT(self->outside);
     Py_VISIT(self->modules);
     return 0;
 }
@@ -301,6 +317,7 @@ static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
 static int known_clear(KnownCalls *self) {
     Py_CLEAR(self->lazy);
     Py_CLEAR(self->as_value);
+    Py_CLEAR(self->outside);
     Py_CLEAR(self->modules);
     return 0;
 }
@@ -315,13 +332,14 @@ static void known_dealloc(KnownCalls *self) {
 
 static PyMethodDef known_methods[] = {
     {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds): whether there was room for it."},
+    {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
     {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known holds no more."},
     {NULL},
 };
 static PyTypeObject KnownCallsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "edbatch.frontend._calls.KnownCalls",
-    .tp_doc = "KnownCalls(lazy, as_value, types, args): the signatures of cells that one recording knows.",
+    .tp_doc = "KnownCalls(lazy, as_value, outside, types, args): the signatures of cells that one recording knows.",
     .tp_basicsize = sizeof(KnownCalls),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
@@ -407,7 +425,8 @@ PyMODINIT_FUNC PyInit__calls(void) {
     PyObject *module = PyModule_Create(&definition);
     if (module == NULL) return NULL;
     known_calls_name = PyUnicode_InternFromString("known_calls");
-    if (known_calls_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
+    call_impl_name = PyUnicode_InternFromString("_call_impl");
+    if (known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
         PyModule_AddType(module, &KnownCallsType) < 0 || PyModule_AddType(module, &ModuleCallType) < 0)
         Py_CLEAR(module);
     return module;

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from torch import nn
+
 from edbatch.frontend.lazy import Kind, Lazy
 from edbatch.frontend.recorder import Entry
 
@@ -18,9 +20,20 @@ class Numbers:
 class KnownCalls:
     """The signatures of cells that one recording knows. Their calls add to `types` and `args`."""
 
-    def __init__(self, lazy: type[Lazy], as_value: Callable[..., Any], types: Numbers, args: Numbers, /) -> None: ...
+    def __init__(
+        self,
+        lazy: type[Lazy],
+        as_value: Callable[..., Any],
+        outside: dict[int, Lazy],
+        types: Numbers,
+        args: Numbers,
+        /,
+    ) -> None: ...
     def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> bool:
         """Whether there was room for one more signature; `kinds` of outputs that are one value or a tuple of values."""
+
+    def pass_by(self, module: nn.Module, /) -> None:
+        """A module is no cell: its calls are torch's own."""
 
     def forget(self) -> None: ...
 

@@ -28,6 +28,9 @@ except ImportError:
         def learn(self, *args: Any) -> None:
             """Learns nothing."""
 
+        def pass_by(self, module: nn.Module) -> None:
+            """The recorder knows."""
+
         def forget(self) -> None:
             """There is nothing to forget."""
 

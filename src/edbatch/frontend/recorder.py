@@ -109,7 +109,7 @@ class Recorder:
         self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
-        self.known_calls = KnownCalls(Lazy, as_value, self.types, self.args)
+        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
         self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
@@ -338,7 +338,7 @@ class Recorder:
         if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Rows:
             found = self._known_rows(func, (args[0], 0))
         else:
-            found = self._known(func, args, kwargs)
+            found = self.known(func, args, kwargs)
         if found is not None:
             return found
         if func is STACK and self.is_open:
@@ -364,7 +364,7 @@ class Recorder:
             like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
         return self._record(func, args, kwargs, Parts(self, number_like=like))
 
-    def _known(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def known(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a signature that this recording has seen, by a short cut.
 
         The key must be the one that `Parts` builds.
