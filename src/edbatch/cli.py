@@ -385,7 +385,9 @@ def bench_workloads(
         from edbatch.bench import workloads as benchmark
         from edbatch.bench.measure import check_output
 
-        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, one_by_one_rounds, threads)
+        settings = benchmark.Settings(
+            tuple(workload or ()), batch_size, hidden, rounds, threads, one_by_one_rounds=one_by_one_rounds
+        )
         settings.check()
         check_output(markdown)
         result = _measure(benchmark, json, lambda: benchmark.run(settings, data))
@@ -468,8 +470,9 @@ def bench_floor(
     with _clear_errors():
         from edbatch.bench import floor as benchmark
 
-        chosen = tuple(workload or benchmark.DEFAULT)
-        settings = benchmark.Settings(chosen, batch_size, hidden, mode.value, rounds, threads, compile_time)
+        settings = benchmark.Settings(
+            tuple(workload or ()), batch_size, hidden, rounds, threads, mode=mode.value, compile_time=compile_time
+        )
         settings.check()
         _measure(benchmark, json, lambda: benchmark.run(settings, data))
 
