@@ -508,7 +508,7 @@ def test_what_is_returned_as_an_object_is_recorded_always():
     batched = edbatch.batch(lambda x: (x, object()), policy="agenda", key=lambda x: 0)
     batched([XS[0]])
     batched([XS[0]])
-    assert "it returns a object" in report(batched)
+    assert "it returns something of type object" in report(batched)
 
 
 # ---- wrong keys, bounds, errors
@@ -602,7 +602,7 @@ def test_errors_of_keys():
     with pytest.raises(BatchError, match="debug=True checks keys"):
         edbatch.batch(Scorer(), debug=True)
     for key, name in ((lambda x: [1], "list"), (lambda x: x, "Tensor")):
-        with pytest.raises(BatchError, match=f"the key of example 0 is a {name}"):
+        with pytest.raises(BatchError, match=f"the key of example 0 is of type {name}"):
             edbatch.batch(torch.tanh, key=key)([XS[0]])
     with pytest.raises(ZeroDivisionError) as error:
         edbatch.batch(lambda i: i, key=lambda i: 1 / i)([1, 0])
