@@ -8,7 +8,6 @@ from torch import nn
 import edbatch
 
 X = torch.ones(4)
-
 FIRST, SECOND = nn.Linear(4, 4), nn.Linear(4, 4)
 
 
