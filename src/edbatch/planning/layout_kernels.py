@@ -1,4 +1,8 @@
-"""The loops of `layout.py`, compiled by numba; imported at first use only."""
+"""The loops of `layout.py`, compiled by numba; imported at first use only.
+
+Numba notices edits of a file but not of files it calls: after an edit of `entries` or `renumbered`, touch the kernels
+of absorbing, hoisting and pieces, whose compiled code includes them.
+"""
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
