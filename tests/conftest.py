@@ -18,6 +18,15 @@ def _seeded():
     torch.manual_seed(0)
 
 
+@pytest.fixture
+def double():
+    """Tensors are float64 where a test does not say what they are."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
 class NoFallback:
     """Kernels that cannot be made are an error in tests, not a warning."""
 

@@ -13,15 +13,10 @@ def explain(stats: Stats, policy: Policy) -> str:
     """What a call did and why. The lower bound and the other policies' counts are computed here, when asked."""
     counts = {name: schedule(stats.graph, policies.from_name(name)).num_batches for name in OTHERS}
     others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != policy.name)
-    total = sum(stats.seconds.values())
     lines = [
         f"{stats.num_nodes} nodes of {stats.num_types} types in {stats.num_batches} batches by policy {policy.name}",
         f"  lower bound {stats.graph.lower_bound()}; {others}" + _unseen(stats),
-        f"  operands: {stats.views} views, {stats.gathers} gathers ({_bytes(stats.bytes_copied)} copied); arenas "
-        f"{_bytes(stats.peak_bytes)}",
-        "  time: "
-        + ", ".join(f"{stage} {1e3 * s:.2f} ms" for stage, s in stats.seconds.items())
-        + f"; {1e3 * total:.2f} ms in all",
+        *stats.costs(),
         "",
         f"  {'nodes':>7} {'batches':>7} {'mean size':>9}  type",
     ]
@@ -34,7 +29,3 @@ def explain(stats: Stats, policy: Policy) -> str:
 
 def _unseen(stats: Stats) -> str:
     return f"; {stats.unseen_states} states were unseen" if stats.unseen_states else ""
-
-
-def _bytes(number: int) -> str:
-    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"

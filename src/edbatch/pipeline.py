@@ -218,9 +218,8 @@ def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     for i, column in enumerate(columns):
         if not hasattr(column, "__len__") or isinstance(column, str | dict):
             raise BatchError(
-                f"positional argument {i} is a {type(column).__name__}, but positional arguments are columns, "
-                f"with one entry per "
-                "example; give what all examples share by keyword"
+                f"positional argument {i} is of type {type(column).__name__}, but positional arguments are columns, "
+                "with one entry per example; give what all examples share by keyword"
             )
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:

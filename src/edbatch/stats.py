@@ -47,6 +47,14 @@ class TypeStats:
 class Stats:
     """The last call of a batched function. Most calls are never asked for, so numbers are counted when they are.
 
+    >>> import torch, edbatch
+    >>> batched = edbatch.batch(lambda x, n: (n * x).sum())
+    >>> _ = batched(torch.ones(2, 3), [1, 2])
+    >>> print(batched.stats)  # doctest: +ELLIPSIS
+    4 nodes of 2 types in 2 batches; lower bound 2
+      operands: 2 views, 0 gathers (0.0 kB copied); arenas ... kB
+      time: record ... ms, rewrite ... ms, schedule ... ms, plan ... ms, run ... ms; ... ms in all
+
     seconds: by stage (record, rewrite, schedule, plan, run, and backward once it has run). peak_bytes: of all arenas.
     """
 
@@ -108,7 +116,24 @@ class Stats:
         row_bytes = self._row_bytes[self._schedule.batch_types, : self._slot_size.shape[1]]
         return int((self._slot_size * row_bytes * (self._slot_first == -1)).sum())
 
+    def __str__(self) -> str:
+        batches = f"{self.num_nodes} nodes of {self.num_types} types in {self.num_batches} batches"
+        return "\n".join([f"{batches}; lower bound {self.graph.lower_bound()}", *self.costs()])
+
+    def costs(self) -> list[str]:
+        """What was copied, and the time of each stage: indented lines of text."""
+        stages = ", ".join(f"{stage} {1e3 * seconds:.2f} ms" for stage, seconds in self.seconds.items())
+        return [
+            f"  operands: {self.views} views, {self.gathers} gathers ({_bytes(self.bytes_copied)} copied); arenas "
+            f"{_bytes(self.peak_bytes)}",
+            f"  time: {stages}; {1e3 * sum(self.seconds.values()):.2f} ms in all",
+        ]
+
     def __repr__(self) -> str:
         names = ("num_nodes", "num_batches", "types", "views", "gathers", "bytes_copied", "peak_bytes", "unseen_states",
                  "seconds")  # fmt: skip
         return f"Stats({', '.join(f'{name}={getattr(self, name)!r}' for name in names)})"
+
+
+def _bytes(number: int) -> str:
+    return f"{number / 1e6:.1f} MB" if number >= 1e6 else f"{number / 1e3:.1f} kB"

@@ -16,6 +16,7 @@ from torch.profiler import ProfilerActivity, profile
 
 import edbatch
 from edbatch.bench import floor, launch_cost, scale, workloads
+from edbatch.bench.measure import BenchError
 from edbatch.bench.products_alone import Launched, Product, ProductsAlone, launched, left_out
 from edbatch.cells import across
 from edbatch.workloads import find
@@ -140,7 +141,7 @@ def test_floor(mode, monkeypatch):
         return float(printed.getvalue())
 
     monkeypatch.setattr(scale, "_in_fresh_process", in_this_process)
-    settings = floor.Settings(("tree-lstm", "mv-rnn"), 3, 8, mode, rounds=2, threads=1, compile_time=True)
+    settings = floor.Settings(("tree-lstm", "mv-rnn"), 3, 8, mode=mode, rounds=2, threads=1, compile_time=True)
     result = json.loads(json.dumps(floor.run(settings)))
     assert list(result["workloads"]) == ["tree-lstm", "mv-rnn"]
     assert [row["hidden"] for row in result["workloads"].values()] == [8, 4]
@@ -168,7 +169,7 @@ def test_floor(mode, monkeypatch):
 
 
 def test_what_is_refused():
-    with pytest.raises(floor.BenchError, match="2 rounds are too few for a median to trust; ask for 3 or more"):
+    with pytest.raises(BenchError, match="2 rounds are too few for a median to trust; ask for 3 or more"):
         floor.Settings(rounds=2).check()
-    with pytest.raises(floor.BenchError, match=r"there are only 600 examples in .*; ask for a smaller batch"):
+    with pytest.raises(BenchError, match=r"there are only 600 examples in .*; ask for a smaller batch"):
         floor.run(floor.Settings(("tree-lstm",), batch_size=601))

@@ -4,7 +4,7 @@ import re
 
 import pytest
 import torch
-from test_fused_cells import Gates, assert_equal, fused_cells, rows, the_cell
+from fused_kernels import Gates, assert_equal, fused_cells, rows, the_cell
 from torch import nn
 
 import edbatch

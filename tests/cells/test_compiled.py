@@ -13,13 +13,6 @@ from edbatch.spec import Spec
 every = pytest.mark.parametrize("case", bodies.CASES, ids=lambda c: c.name)
 
 
-@pytest.fixture
-def double():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
 @every
 @pytest.mark.usefixtures("double")
 def test_equal_float64(case):

@@ -13,6 +13,8 @@ from torch import nn
 
 from edbatch.cells.hoisting import PRODUCTS
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def training_of(kernel, need_outs):
     need_rows = tuple(spec.is_float for spec in kernel.rows)
@@ -68,15 +70,6 @@ def depends_on_tangents(kernel, value):
     if value < body.num_inputs:
         return value >= first
     return any(depends_on_tangents(kernel, v.index) for v in body.op(value).operands)
-
-
-@pytest.fixture(autouse=True)
-def double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
 
 
 def vectors(count, size=4):

@@ -10,6 +10,8 @@ from torch import nn
 import edbatch
 from edbatch.frontend.rewrite import rewrite
 
+pytestmark = pytest.mark.usefixtures("double")
+
 WORDS, DIM = 11, 4
 
 
@@ -39,15 +41,6 @@ class Chain(nn.Module):
 
 
 CHAINS = [[1, 2, 3], [4, 5], [6], [7, 8, 9, 10]]
-
-
-@pytest.fixture(autouse=True)
-def double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)
 
 
 def batches_of(function, *columns, policy="bound-greedy"):

@@ -1,21 +1,16 @@
-"""Recording: torch functions, operators, methods, indexing, contexts, pytrees, columns and shared keywords."""
-
-import threading
+"""Recording: torch functions, operators, methods, modules, indexing, numbers, long chains."""
 
 import numpy as np
 import pytest
 import torch
+from recorded_values import W, X, Y
 from torch import nn
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import edbatch
 
-X = torch.randn(4, 6, dtype=torch.float64)
-Y = torch.rand(4, 6, dtype=torch.float64) + 0.5
-W = nn.Parameter(torch.randn(6, 6, dtype=torch.float64))
 TABLE = torch.randn(9, 6, dtype=torch.float64)
-LINEAR, SCALE = nn.Linear(8, 8), nn.Parameter(torch.ones(8))
+
 
 FUNCTIONS = {
     "operators": lambda x, y: (x + y - 1) * 2 / y**2 + (-x).abs() + x % 3,
@@ -120,88 +115,6 @@ def test_numbers_in_arithmetic_are_data():
     assert batched(X.int(), [2] * 4).dtype == torch.int32
 
 
-class SquareProducts(TorchDispatchMode):
-    """Counts products that give a matrix of the weight's own size."""
-
-    count = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.count += func._overloadpacket is torch.ops.aten.mm and result.shape == W.shape
-        return result
-
-
-def test_parameter_only_ops_run_once():
-    batched = edbatch.batch(lambda x: x @ (W @ W))
-    batched(X)
-    with SquareProducts() as products:
-        batched(X)
-    assert products.count == 1
-    assert batched.stats.num_nodes == 4
-    assert batched.stats.num_types == 1
-
-
-def test_no_grad_and_detach_inside():
-    def function(x):
-        with torch.no_grad():
-            a = W @ x
-        b = (W @ x).detach()
-        return a * x, b, W @ x
-
-    x = X.clone().requires_grad_()
-    a, b, c = edbatch.batch(function)(x)
-    assert not b.requires_grad
-    (g,) = torch.autograd.grad(a.sum(), x, retain_graph=True)
-    torch.testing.assert_close(g, (X @ W.T).detach())
-    (g,) = torch.autograd.grad((a.sum() + c.sum()), W)
-    torch.testing.assert_close(g, torch.autograd.grad((X @ W.T).sum(), W)[0])
-
-
-@pytest.mark.parametrize("outside", [True, False])
-def test_autocast(outside):
-    linear = nn.Linear(6, 3)
-    x = X.float()
-
-    def inside(x):
-        y = linear(x)
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            return y, linear(x)
-
-    if outside:
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            ours, theirs = edbatch.batch(linear)(x), linear(x)
-        assert ours.dtype == torch.bfloat16
-        torch.testing.assert_close(ours, theirs)
-    else:
-        full, low = edbatch.batch(inside)(x)
-        assert (full.dtype, low.dtype) == (torch.float32, torch.bfloat16)
-        torch.testing.assert_close(full, linear(x))
-        low.float().sum().backward()
-        assert linear.weight.grad is not None
-
-
-def test_threads():
-    linear = nn.Linear(6, 6).double()
-    model = nn.Sequential(linear, nn.Tanh())
-    batched = edbatch.batch(lambda xs: sum(model(x) for x in xs))
-    lists = [list(X[:n]) for n in (1, 2, 3, 4)]
-    expected = torch.stack([sum(model(x) for x in xs) for xs in lists])
-    failures = []
-
-    def work():
-        try:
-            for _ in range(20):
-                torch.testing.assert_close(batched(lists), expected)
-                torch.testing.assert_close(linear(X), X @ linear.weight.T + linear.bias)
-        except Exception as error:
-            failures.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(4)]
-    [t.start() for t in threads]
-    [t.join() for t in threads]
-    assert not failures
-
-
 def test_a_long_chain():
     cell = nn.GRUCell(2, 2)
 
@@ -223,48 +136,6 @@ def test_a_long_chain():
     assert torch.equal(edbatch.batch(total)(torch.ones(1, 2), [20_000]), torch.full((1, 2), 20_000.0))
 
 
-def test_plain_tensors_written_after_they_were_used():
-    """An operand is what it was when it was given, also when the user writes the same buffer again."""
-    linear = nn.Linear(6, 6).double()
-    buffer = torch.zeros(6, dtype=torch.float64)
-
-    def function(i):
-        buffer.fill_(float(i))
-        first = linear(buffer)
-        buffer[0] = 7.0
-        view = linear(buffer[:])
-        torch.mul(buffer, 2, out=buffer)
-        return first + view + linear(buffer)
-
-    batched = edbatch.batch(function)
-    torch.testing.assert_close(batched([1, 2, 3]), batched.one_by_one([1, 2, 3]))
-
-
-def test_frozen_parameters_are_shared():
-    weight = nn.Parameter(torch.randn(6, 6, dtype=torch.float64), requires_grad=False)
-    batched = edbatch.batch(lambda x: x @ (weight @ weight))
-    torch.testing.assert_close(batched(X), X @ (weight @ weight))
-    assert batched.stats.num_types == batched.stats.num_batches == 1
-    assert batched.stats.peak_bytes < 10 * X.nbytes
-
-
-CLASS_WEIGHTS = torch.arange(6, dtype=torch.float64) + 1
-POSITION = nn.Parameter(torch.randn(9, 6, dtype=torch.float64))
-
-
-def test_losses_with_weights_that_have_no_gradient():
-    def function(x, label):
-        entropy = F.cross_entropy(x, torch.tensor(label), weight=CLASS_WEIGHTS)
-        both = F.binary_cross_entropy_with_logits(
-            x, torch.ones(6).double(), weight=CLASS_WEIGHTS, pos_weight=CLASS_WEIGHTS
-        )
-        return entropy + both
-
-    batched = edbatch.batch(function)
-    edbatch.check(batched, X.clone().requires_grad_(), [0, 5, 2, 2])
-    assert not any(t.runs_alone for t in batched.stats.types)
-
-
 def test_gradients_that_torch_does_not_have():
     weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
     with pytest.raises(edbatch.EdbatchError, match="no gradient for argument"):
@@ -273,19 +144,6 @@ def test_gradients_that_torch_does_not_have():
 
 def test_inplace_keyword_rebinds():
     edbatch.check(edbatch.batch(lambda x: F.relu(x * 2, inplace=True)), X.clone().requires_grad_())
-
-
-def test_a_row_of_a_parameter_is_data():
-    batched = edbatch.batch(lambda x, i: x + POSITION[i] + POSITION[-1 - i, 2] + POSITION[i, 1:3].sum())
-    ours, theirs = batched(X, [0, 3, 8, 3]), batched.one_by_one(X, [0, 3, 8, 3])
-    torch.testing.assert_close(ours, theirs)
-    assert max(t.num_batches for t in batched.stats.types) <= 3
-    assert batched.stats.num_types < 8
-    torch.testing.assert_close(
-        torch.autograd.grad((ours**2).sum(), POSITION)[0], torch.autograd.grad((theirs**2).sum(), POSITION)[0]
-    )
-    with pytest.raises(IndexError, match="index 9 is out of bounds"):
-        batched(X, [0, 9, 8, 3])
 
 
 def test_numpy_numbers():
@@ -328,32 +186,6 @@ def test_autograd_functions_on_lazy_values():
     assert torch.equal(torch.autograd.grad(ours.sum(), x)[0], torch.full_like(X, 7.0))
 
 
-def test_values_reach_a_cell_only_as_arguments():
-    def function(x):
-        h = x * 2
-        return edbatch.cell(lambda y: y + h)(x)
-
-    with pytest.raises(edbatch.EdbatchError, match="pass it as an argument"):
-        edbatch.batch(function)(X)
-
-
-def test_parameter_ops_after_the_parameter_changed():
-    class Growing(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
-
-        def forward(self, x):
-            y = x * (self.weight * 2)
-            with torch.no_grad():
-                self.weight.add_(1)
-            return y
-
-    with torch.no_grad():
-        ours = edbatch.batch(Growing())(X)
-        torch.testing.assert_close(ours, torch.stack([x * 2 * (i + 1) for i, x in enumerate(X)]))
-
-
 def test_a_lazy_index_may_be_negative():
     edbatch.check(lambda x: x[x.argmax() - 6] + x[..., x.argmin()], X)
 
@@ -368,144 +200,6 @@ def test_check_compares_gradients_of_what_a_function_closes_over():
 
     with pytest.raises(edbatch.EdbatchError, match="gradient"):
         edbatch.check(drifting, X)
-
-
-def draws(x):
-    return LINEAR(x) * torch.bernoulli(torch.full_like(SCALE, 0.5))
-
-
-def draws_from_a_parameter(x):
-    return LINEAR(x) * torch.rand_like(SCALE)
-
-
-def drops_of_a_parameter(x):
-    return LINEAR(x) * F.dropout(SCALE)
-
-
-@pytest.mark.parametrize("mode", [torch.enable_grad, torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize("function", [draws, draws_from_a_parameter, drops_of_a_parameter])
-def test_every_example_draws_its_own_noise(function, mode):
-    with mode():
-        result = edbatch.batch(function)(torch.ones(64, 8))
-    assert len(torch.unique(result, dim=0)) > 30
-
-
-def test_gradient_of_a_dropped_parameter():
-    x = torch.ones(3, 8)
-
-    def gradient(run):
-        torch.manual_seed(0)
-        return torch.autograd.grad(run(x).sum(), SCALE)[0]
-
-    batched = edbatch.batch(drops_of_a_parameter)
-    torch.testing.assert_close(gradient(batched), gradient(batched.one_by_one))
-
-
-def in_no_grad():
-    with torch.no_grad():
-        return (SCALE * 2).exp()
-
-
-def in_disabled_grad():
-    with torch.set_grad_enabled(False):
-        return (SCALE * 2).exp()
-
-
-def in_inference_mode():
-    with torch.inference_mode():
-        return (SCALE * 2).exp()
-
-
-def after_no_grad():
-    in_no_grad()
-    in_disabled_grad()
-    return (SCALE * 2).exp()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-@pytest.mark.parametrize(
-    ("of_parameters", "is_shared"),
-    [
-        (lambda: (SCALE * 2).exp(), True),
-        (lambda: torch.stack(SCALE.chunk(2)).flatten().exp(), True),
-        (lambda: SCALE.sort(descending=True).values.exp(), True),
-        (lambda: torch.zeros_like(SCALE) * 2, False),
-        (lambda: SCALE.data * 3, False),
-        (lambda: SCALE.detach() * 3, False),
-        (lambda: (SCALE > 0) * 3.0, False),
-        (in_no_grad, False),
-        (in_disabled_grad, False),
-        (in_inference_mode, False),
-        (torch.no_grad()(lambda: (SCALE * 2).exp()), False),
-        (after_no_grad, True),
-    ],
-)
-def test_the_same_ops_run_once_in_training_and_without_grad(of_parameters, is_shared, mode):
-    def function(x):
-        return torch.mul(LINEAR(x), of_parameters())
-
-    training = edbatch.record(function, torch.ones(2, 8)).type_names
-    with mode():
-        assert edbatch.record(function, torch.ones(2, 8)).type_names == training
-        edbatch.check(function, torch.ones(2, 8))
-    assert ("torch.mul(f32[8], f32[8])" not in training) == is_shared
-
-
-def test_pending_sums_and_plain_tensors_as_operands_of_a_known_cell():
-    """The short cut for signatures that were seen before takes the same operands as the long way."""
-    cell = nn.LSTMCell(3, 3).double()
-    start = nn.Parameter(torch.randn(3, dtype=torch.float64))
-
-    def function(x, n):
-        h, c = cell(x, (start, start))
-        for i in range(n):
-            total = h + c + x
-            h, c = cell(total, (start if i % 2 else h, c + x))
-            h = h + total  # a sum that was an operand is still a value
-        return h
-
-    xs = torch.randn(4, 3, dtype=torch.float64)
-    batched = edbatch.batch(function)
-    edbatch.check(batched, xs, [0, 1, 2, 5])
-    (ours,) = torch.autograd.grad(batched(xs, [0, 1, 2, 5]).sum(), start)
-    (theirs,) = torch.autograd.grad(batched.one_by_one(xs, [0, 1, 2, 5]).sum(), start)
-    torch.testing.assert_close(ours, theirs)
-
-
-class Helper(nn.Module):
-    """No cell: an ordinary part of the model."""
-
-    def forward(self, x, extra):
-        return torch.tanh(x) if extra is None else torch.tanh(x + 0)
-
-
-def test_what_a_helper_is_given_is_no_operand_of_it():
-    unused = nn.Parameter(torch.randn(2000, 4))
-    helper = Helper()
-    batched = edbatch.batch(lambda x: helper(x * 2, unused) + helper(x * 3, unused))
-    x = torch.randn(3, 4, requires_grad=True)
-    batched(x).sum().backward()
-    assert unused.grad is None
-    assert batched.stats.peak_bytes < unused.numel()
-    sparse = torch.eye(4).to_sparse()
-    assert edbatch.batch(lambda x: helper(x, sparse))(x).shape == (3, 4)
-
-
-def test_sums_grow_on_in_helpers():
-    class Adder(nn.Module):
-        def forward(self, total, x):
-            return total + x
-
-    adder = Adder()
-
-    def function(x):
-        total = x * 2 + x * 3
-        for _ in range(3):
-            total = adder(total, x)
-        return total
-
-    one, two = (edbatch.record(function, torch.randn(n, 4)).num_nodes for n in (1, 2))
-    assert two == 2 * one
 
 
 def test_zeros_of_either_sign_are_different_constants():

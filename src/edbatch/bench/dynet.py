@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -18,34 +17,24 @@ from rich.table import Table
 from torch import nn
 
 import edbatch
-from edbatch.bench import measure
+from edbatch.bench import measure, mini_batch
 from edbatch.bench.dynet_models import LOSSES, MiniBatch
 from edbatch.bench.measure import BenchError
-from edbatch.bench.workloads import EDBATCH, MIN_ROUNDS, MODES, hidden_of
-from edbatch.workloads import Workload, find
+from edbatch.bench.workloads import EDBATCH, MODES
+from edbatch.workloads import Workload
 
 DYNET = "DyNet"
 PACKAGE = "dyNET38"
 MEMORY = "1024"  # megabytes to begin with; DyNet takes more when it needs more
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(mini_batch.Settings):
     """What to measure."""
 
-    workloads: tuple[str, ...] = ()
-    batch_size: int = 32
-    hidden: int = 128
-    rounds: int = 30
-    threads: int | None = None
-    seed: int = 0
-
-    def check(self) -> None:
-        measure.check_rounds(self.rounds, MIN_ROUNDS)
-        self.chosen()
+    known = tuple(LOSSES)
 
     def chosen(self) -> list[Workload]:
-        found = [find(name) for name in self.workloads or LOSSES]
+        found = super().chosen()
         for workload in found:
             if workload.name not in LOSSES:
                 raise BenchError(f"{workload.name} is not written in DyNet; choose one of {', '.join(LOSSES)}")
@@ -73,7 +62,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
             for workload in chosen:
                 results[workload.name] = _measure(dy, workload, settings, data, advance)
         return {
-            "settings": asdict(settings) | {"workloads": [workload.name for workload in chosen]},
+            "settings": settings.facts(),
             "machine": measure.machine_facts() | {"dynet": _version(dy), "dynet_threads": 1},  # it has no more
             "workloads": results,
         }
@@ -89,10 +78,8 @@ def _version(dy: Any) -> str:
 def _measure(
     dy: Any, workload: Workload, settings: Settings, data: str | os.PathLike[str] | None, advance: Callable[[], object]
 ) -> dict[str, Any]:
-    corpus = workload.load(data, settings.seed, settings.batch_size)
-    if len(corpus.train) < settings.batch_size:
-        raise BenchError(f"there are only {len(corpus.train)} examples in {corpus.source}; ask for a smaller batch")
-    hidden = hidden_of(workload, settings.hidden)
+    corpus = mini_batch.load(workload, settings.batch_size, data, settings.seed)
+    hidden = mini_batch.hidden_of(workload, settings.hidden)
     race = Race(dy, workload.name, workload.make(corpus, hidden, settings.seed), corpus.train)
     race.check()
     advance()

@@ -10,46 +10,36 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
-from edbatch.bench import launch_cost, measure, workloads
-from edbatch.bench.measure import BenchError, Rounds, Spread
+from edbatch.bench import launch_cost, measure, mini_batch, workloads
+from edbatch.bench.measure import Rounds, Spread
 from edbatch.bench.products_alone import Launched, ProductsAlone, launched, left_out
-from edbatch.bench.workloads import hidden_of
 from edbatch.runtime.forward import Execution
 from edbatch.stats import Stopwatch
-from edbatch.workloads import Workload, find
+from edbatch.workloads import Workload
 
 PRODUCTS, RUN, KNOWN, RECORDING = "products alone", "schedule + plan + run", "with key", "recording"
 RUN_STAGES = ("schedule", "plan", "run", "backward")
-DEFAULT = ("tree-lstm", "lattice-lstm", "bilstm-tagger")
 FIRST_CALL = "tree-lstm"
-MIN_ROUNDS = 3
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(mini_batch.Settings):
     """What to measure. `compile_time`: also the first call in fresh processes, which takes a minute."""
 
-    workloads: tuple[str, ...] = DEFAULT
+    known = ("tree-lstm", "lattice-lstm", "bilstm-tagger")
+    min_rounds = 3
+
     batch_size: int = 64
     hidden: int = 256
     mode: str = "infer"
-    rounds: int = 30
-    threads: int | None = None
     compile_time: bool = False
-    seed: int = 0
-
-    def check(self) -> None:
-        measure.check_rounds(self.rounds, MIN_ROUNDS)
-
-    def chosen(self) -> list[Workload]:
-        return [find(name) for name in self.workloads]
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -63,7 +53,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
         if settings.compile_time:
             first = launch_cost.first_call(FIRST_CALL, settings.mode, settings.batch_size, settings.hidden, data)
         return {
-            "settings": asdict(settings),
+            "settings": settings.facts(),
             "machine": measure.machine_facts(),
             "workloads": results,
             "launch": launch,
@@ -74,10 +64,8 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
 def _measure(
     workload: Workload, settings: Settings, data: str | os.PathLike[str] | None, advance: Callable[[], object]
 ) -> dict[str, Any]:
-    corpus = workload.load(data, settings.seed, settings.batch_size)
-    if len(corpus.train) < settings.batch_size:
-        raise BenchError(f"there are only {len(corpus.train)} examples in {corpus.source}; ask for a smaller batch")
-    hidden = hidden_of(workload, settings.hidden)
+    corpus = mini_batch.load(workload, settings.batch_size, data, settings.seed)
+    hidden = mini_batch.hidden_of(workload, settings.hidden)
     model = workload.make(corpus, hidden, settings.seed)
     known, recording = workloads.Race(model, corpus.train, key=id), workloads.Race(model, corpus.train)
     for race in (known, recording):

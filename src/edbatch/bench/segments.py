@@ -22,6 +22,7 @@ from edbatch.batched import Batched
 from edbatch.bench import measure
 from edbatch.bench.listed_sums import ListedLatticeLSTM, ListedRandomDag
 from edbatch.bench.measure import MIN_ROUNDS, BenchError
+from edbatch.bench.mini_batch import load
 from edbatch.workloads import find
 
 LISTED = {"lattice-lstm": ListedLatticeLSTM, "random-dag": ListedRandomDag}
@@ -55,9 +56,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
 def _measure(
     name: str, settings: Settings, data: str | os.PathLike[str] | None, advance: Callable[[], object]
 ) -> dict[str, Any]:
-    corpus = find(name).load(data, limit=settings.batch_size)
-    if len(corpus.train) < settings.batch_size:
-        raise BenchError(f"there are only {len(corpus.train)} examples in {corpus.source}; ask for a smaller batch")
+    corpus = load(find(name), settings.batch_size, data)
     model = find(name).make(corpus, settings.hidden)
     models = {SEGMENTS: model, LISTS: listed_like(model, name)}
     batched = {kind: edbatch.batch(m, stack="cat") for kind, m in models.items()}

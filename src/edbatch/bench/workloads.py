@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -19,37 +19,28 @@ from torch import nn
 
 import edbatch
 from edbatch.batched import Batched
-from edbatch.bench import measure
+from edbatch.bench import measure, mini_batch
 from edbatch.bench.measure import BenchError, Spread
-from edbatch.workloads import WORKLOADS, Workload, find
+from edbatch.bench.mini_batch import hidden_of, load
+from edbatch.workloads import Workload
 from edbatch.workloads.one_by_one import OneByOne
 
 EDBATCH, ONE_BY_ONE = "edbatch", "one by one"
 MODES = ("infer", "train")
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned")
-MIN_ROUNDS = 10  # of each of many workloads
 STAGES = ("record", "rewrite", "schedule", "plan", "run", "backward")
 
 
 @dataclass(frozen=True)
-class Settings:
+class Settings(mini_batch.Settings):
     """What to measure. One by one runs in few of the rounds, because it is slow."""
 
-    workloads: tuple[str, ...] = ()
-    batch_size: int = 32
-    hidden: int = 128
-    rounds: int = 30
     one_by_one_rounds: int = 3
-    threads: int | None = None
-    seed: int = 0
 
     def check(self) -> None:
-        measure.check_rounds(self.rounds, MIN_ROUNDS)
+        super().check()
         if self.one_by_one_rounds > self.rounds:
             raise BenchError(f"one by one can run in 1 to {self.rounds} of the rounds, not in {self.one_by_one_rounds}")
-
-    def chosen(self) -> list[Workload]:
-        return [find(name) for name in self.workloads or WORKLOADS]
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -61,23 +52,16 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
             for workload in chosen:
                 results[workload.name] = _measure(workload, settings, data, advance)
         return {
-            "settings": asdict(settings) | {"workloads": [workload.name for workload in chosen]},
+            "settings": settings.facts(),
             "machine": measure.machine_facts(),
             "workloads": results,
         }
 
 
-def hidden_of(workload: Workload, hidden: int) -> int:
-    """Half the hidden size for MV-RNN, whose states are matrices."""
-    return hidden // 2 if workload.name == "mv-rnn" else hidden
-
-
 def _measure(
     workload: Workload, settings: Settings, data: str | os.PathLike[str] | None, advance: Callable[[], object]
 ) -> dict[str, Any]:
-    corpus = workload.load(data, settings.seed, settings.batch_size)
-    if len(corpus.train) < settings.batch_size:
-        raise BenchError(f"there are only {len(corpus.train)} examples in {corpus.source}; ask for a smaller batch")
+    corpus = load(workload, settings.batch_size, data, settings.seed)
     model = workload.make(corpus, hidden_of(workload, settings.hidden), settings.seed)
     race = Race(model, corpus.train)
     race.check(workload.name)

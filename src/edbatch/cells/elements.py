@@ -1,4 +1,4 @@
-"""Reading and writing memory in generated kernels: `f32.load(address, i, scope)` and the like, as numba intrinsics.
+"""Reading and writing memory in generated kernels: `load_f32(address, i, scope)` and the like, as numba intrinsics.
 
 Kernels get plain addresses. That makes calls cheap, and lets every access carry what LLVM cannot know of arrays: that
 different scopes never overlap. Without it a loop over a dozen arrays needs more overlap checks than LLVM is willing to
@@ -8,20 +8,13 @@ make, and is not vectorised.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
 NUM_SCOPES = 64
-
-
-class Access(NamedTuple):
-    """How elements of one dtype are read and written."""
-
-    load: Any
-    store: Any
 
 
 def _declare(builder: Any, instruction: Any, scope: int) -> None:
@@ -33,7 +26,7 @@ def _declare(builder: Any, instruction: Any, scope: int) -> None:
     instruction.set_metadata("noalias", module.add_metadata([s for i, s in enumerate(scopes) if i != scope]))
 
 
-def _access(kind: Any, memory: Any, size: int) -> Access:
+def _access(kind: Any, memory: Any, size: int) -> tuple[Any, Any]:
     """Load and store of one dtype; a bool is a byte in memory and a bit in registers."""
     is_bool = kind is types.boolean
 
@@ -61,14 +54,10 @@ def _access(kind: Any, memory: Any, size: int) -> Access:
 
         return types.void(types.int64, types.int64, kind, scope), emit
 
-    return Access(load, store)
+    return load, store
 
 
-f32 = _access(types.float32, ir.FloatType(), 4)
-f64 = _access(types.float64, ir.DoubleType(), 8)
-i64 = _access(types.int64, ir.IntType(64), 8)
-b8 = _access(types.boolean, ir.IntType(8), 1)
-load_f32, store_f32 = f32
-load_f64, store_f64 = f64
-load_i64, store_i64 = i64
-load_b8, store_b8 = b8
+load_f32, store_f32 = _access(types.float32, ir.FloatType(), 4)
+load_f64, store_f64 = _access(types.float64, ir.DoubleType(), 8)
+load_i64, store_i64 = _access(types.int64, ir.IntType(64), 8)
+load_b8, store_b8 = _access(types.boolean, ir.IntType(8), 1)

@@ -1,8 +1,8 @@
 """Elementwise functions for generated kernels: scalar functions that LLVM inlines and vectorises in the caller's loop.
 
-In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name, and
-`FLAGS`, the fast-math flags to compile the calling kernel with. Numba's disk cache does not notice that a cached kernel
-includes older versions of these functions: whoever caches kernels puts this file into the key.
+In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name. Numba's disk
+cache does not notice that a cached kernel includes older versions of these functions: whoever caches kernels puts this
+file into the key.
 
 The float32 functions are ours. They stay within a relative error of 1e-6 of the true value wherever that is a normal
 number, keep NaN, have their exact limits at the infinities and give a zero the sign torch gives it; where torch answers
@@ -31,13 +31,8 @@ from numba import njit
 
 from edbatch.cells.intrinsics import exponent, leading_bits, mantissa, times_power_of_two
 
-# Flags belong to instructions, and numba gives a caller's flags only to the caller's own: what is inlined keeps the
-# flags it was compiled with. Kernels do without any, for they change what a model computes: with `contract` the
-# difference x * x - y * y of equal x and y is not 0, with `reassoc` (x + y) - y is x.
-FLAGS: set[str] = set()
-
 _FUNCTION: dict[str, Any] = {
-    "fastmath": {"contract"},
+    "fastmath": {"contract"},  # for these functions alone: what a kernel inlines keeps the flags it was compiled with
     "error_model": "numpy",
     "cache": True,
     "no_cpython_wrapper": True,

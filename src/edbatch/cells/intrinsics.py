@@ -1,4 +1,4 @@
-"""What numba has no word for: the bits of a float32, and a sum whose terms may be added in any order.
+"""What numba has no word for: the bits of a float32.
 
 In and out: scalars inside compiled functions. Numba's disk cache does not see this file behind its callers: after an
 edit here, touch `fast_math`, whose compiled functions include it.
@@ -71,13 +71,3 @@ def leading_bits(typing: Any, x: Any) -> Any:
         return builder.bitcast(builder.and_(x, _INT(-(2**12))), _FLOAT)
 
     return _of_bits(emit, x)
-
-
-@_intrinsic
-def add_up(typing: Any, total: Any, x: Any) -> Any:
-    """total + x as one term of a sum whose terms may be added in any order, which lets LLVM vectorise the loop."""
-
-    def emit(context: Any, builder: ir.IRBuilder, signature: Any, arguments: Any) -> Any:
-        return builder.fadd(*arguments, flags=("reassoc",))
-
-    return (total(total, x), emit) if total == x and isinstance(x, types.Float) else None

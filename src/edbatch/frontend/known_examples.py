@@ -130,8 +130,8 @@ class KnownExamples:
         for i, key in enumerate(keys) if any(map(_is_no_key, set(map(type, keys)))) else ():
             if _is_no_key(type(key)):
                 raise BatchError(
-                    f"the key of example {i} is a {type(key).__name__}, by which it cannot be found again; give a "
-                    "number, a string or a tuple of them that names the example"
+                    f"the key of example {i} is of type {type(key).__name__}, by which it cannot be found again; give "
+                    "a number, a string or a tuple of them that names the example"
                 )
         return keys
 

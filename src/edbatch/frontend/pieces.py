@@ -117,7 +117,7 @@ class PieceRecorder(Recorder):
         """Why what the example holds does not last."""
         other = next((v for v in leaves if not isinstance(v, (Lazy, Tensor, *SCALARS))), None)
         if other is not None:
-            return f"it returns a {type(other).__name__}, which is neither a tensor nor a plain constant"
+            return f"it returns something of type {type(other).__name__}, neither a tensor nor a plain constant"
         with torch._C.DisableTorchFunction():
             own = self._outside[self.outside_starts[-1] + len(self.columns[-1]) :]
             if any(

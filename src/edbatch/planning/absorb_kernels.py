@@ -8,8 +8,8 @@ their terms. `readers` says for each slot of each type whether it is to read the
 import numpy as np
 from numba import njit
 
-from edbatch.planning.frontier import INNER, KERNEL
-from edbatch.planning.layout_kernels import DATA, LIST, MASK, MEAN, OFFSETS
+from edbatch.planning.frontier import KERNEL
+from edbatch.planning.layout_kernels import DATA, MASK, entries, renumbered
 
 
 @njit(**KERNEL)
@@ -23,19 +23,14 @@ def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results)
     for i in range(n):
         begin[i] = at
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            kind, count = slot_kinds[s], 1
-            if kind == OFFSETS:
-                continue
-            if LIST <= kind <= MEAN:
-                count, at = args[at], at + 1
-            if kind != DATA:
-                for k in range(at, at + count):
+            first, at = entries(slot_kinds[s], args, at)
+            if slot_kinds[s] != DATA:
+                for k in range(first, at):
                     if args[k] >= 0 and types[args[k] & MASK] == sum_type:
                         if takes[s]:
                             readers[s] = True
                         else:
                             stays[args[k]] = True
-            at += count
     return readers, begin, stays
 
 
@@ -52,14 +47,10 @@ def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays)
     for i in range(n):
         before[i] = inside[i] = 0
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            kind, count = slot_kinds[s], 1
-            if kind == OFFSETS:
-                continue
-            if LIST <= kind <= MEAN:
-                count, at = args[at], at + 1
+            first, at = entries(slot_kinds[s], args, at)
             room += readers[s]
-            if kind != DATA:
-                for k in range(at, at + count):
+            if slot_kinds[s] != DATA:
+                for k in range(first, at):
                     p = args[k] & MASK
                     if args[k] < 0:
                         rows += readers[s]
@@ -70,7 +61,6 @@ def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays)
                     else:
                         before[i], inside[i] = max(before[i], before[p]), max(inside[i], after[p])
                         rows += readers[s]
-            at += count
         after[i] = inside[i]
         if types[i] == sum_type:
             before[i] += 1
@@ -98,28 +88,19 @@ def absorb(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays
         num_left += 1
         at = begin[i]
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            kind, count, header = slot_kinds[s], 1, out
-            if kind == OFFSETS:
-                continue
-            if LIST <= kind <= MEAN:
-                count, at = args[at], at + 1
-            if LIST <= kind <= MEAN or readers[s]:
-                out += 1
-            for k in range(at, at + count):
-                if kind == DATA or args[k] < 0:
+            begins, header = at, out
+            first, at = entries(slot_kinds[s], args, begins)
+            has_header = first > begins or readers[s]
+            out += has_header
+            for k in range(first, at):
+                if slot_kinds[s] == DATA or args[k] < 0:
                     flat[out], out = args[k], out + 1
                 elif readers[s] and types[args[k] & MASK] == sum_type:
-                    first = begin[args[k]] + 1
-                    for q in range(first, first + args[first - 1]):
+                    terms = begin[args[k]]
+                    for q in range(terms + 1, terms + 1 + args[terms]):
                         flat[out], out = renumbered(args[q], place), out + 1
                 else:
                     flat[out], out = renumbered(args[k], place), out + 1
-            if LIST <= kind <= MEAN or readers[s]:
+            if has_header:
                 flat[header] = out - header - 1
-            at += count
     return left[:num_left], flat[:out], place
-
-
-@njit(**INNER)
-def renumbered(ref, place):
-    return ref if ref < 0 else place[ref & MASK] + (ref & ~MASK)

@@ -5,7 +5,7 @@ import numpy as np
 from numba import njit
 
 from edbatch.planning.frontier import INNER, KERNEL
-from edbatch.planning.layout_kernels import DATA, LIST, MASK, MEAN, OFFSETS
+from edbatch.planning.layout_kernels import DATA, MASK, entries, renumbered
 
 
 @njit(**KERNEL)
@@ -16,16 +16,11 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
     at = 0
     for n in range(len(types)):
         for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
-            kind, count = slot_kinds[s], 1
-            if kind == OFFSETS:
-                continue
-            if LIST <= kind <= MEAN:
-                count, at = args[at], at + 1
-            if kind != DATA:
-                for k in range(at, at + count):
+            first, at = entries(slot_kinds[s], args, at)
+            if slot_kinds[s] != DATA:
+                for k in range(first, at):
                     if args[k] >= 0:
                         reads[s, types[args[k] & MASK]] = True
-            at += count
     inputs = np.zeros((num_types, num_types), np.bool_)
     for t in range(num_types):
         for s in range(slot_starts[t], slot_starts[t + 1]):
@@ -101,25 +96,18 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
     at, node, out = 0, 0, 0
     for n in range(len(types)):
         t = types[n]
-        first = 0 if ahead_types[t] >= 0 else 1
+        is_split = ahead_types[t] >= 0
         before, begin, ahead = at, out, -1
-        for part in range(first, 2):
+        for part in range(0 if is_split else 1, 2):
             at = before
             for s in range(slot_starts[t], slot_starts[t + 1]):
-                kind, count = slot_kinds[s], 1
-                if kind == OFFSETS:
-                    continue
-                is_read = in_ahead[s] if part == 0 else in_main[s]
-                if LIST <= kind <= MEAN:
-                    count, at = args[at], at + 1
-                    if is_read:
-                        split_args[out], out = count, out + 1
-                if is_read:
-                    for k in range(at, at + count):
-                        ref = args[k]
-                        split_args[out] = ref if kind == DATA or ref < 0 else ref - (ref & MASK) + node_of[ref & MASK]
+                begins = at
+                first, at = entries(slot_kinds[s], args, begins)
+                if in_ahead[s] if part == 0 else in_main[s]:
+                    for k in range(begins, at):
+                        is_number = k < first or slot_kinds[s] == DATA
+                        split_args[out] = args[k] if is_number else renumbered(args[k], node_of)
                         out += 1
-                at += count
             if part == 0:
                 place = find(known, split_types, split_args, ahead_types[t], begin, out)
                 ahead = known[place, 0]
@@ -128,7 +116,7 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
                     continue
                 ahead = node
                 known[place, 0], known[place, 1] = node, begin
-            elif first == 0:
+            elif is_split:
                 for k in range(num_results[t]):
                     split_args[out], out = ahead + (k << 32), out + 1
             split_types[node] = ahead_types[t] if part == 0 else main_types[t]

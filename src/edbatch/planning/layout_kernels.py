@@ -1,15 +1,38 @@
-"""The loops of `layout.py`, compiled by numba; imported at first use only."""
+"""The loops of `layout.py`, compiled by numba; imported at first use only.
+
+Numba notices edits of a file but not of files it calls: after an edit of `entries` or `renumbered`, touch the kernels
+of absorbing, hoisting and pieces, whose compiled code includes them.
+"""
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 from numba import njit
 
-from edbatch.planning.frontier import KERNEL
+from edbatch.planning.frontier import INNER, KERNEL
 
 # The values of layout.Slot, as constants that numba can see.
 ONE, REPEAT, ROWS, LIST, SUM, MEAN, SUM_ROWS, DATA, OFFSETS = range(9)
 MASK = (1 << 32) - 1
+
+
+@njit(**INNER)
+def entries(kind, args, at):
+    """Where the entries of a slot begin and end whose args begin at `at`; the next slot's args begin at that end.
+
+    They are references to values, or numbers where the slot is data.
+    """
+    if kind < LIST:  # the usual case first: `LIST <= kind <= MEAN` first would take twice the time
+        return at, at + 1
+    if kind <= MEAN:
+        return at + 1, at + 1 + args[at]
+    return at, at + (kind != OFFSETS)
+
+
+@njit(**INNER)
+def renumbered(ref, place):
+    """The reference when nodes are numbered anew: node i as `place[i]`."""
+    return ref if ref < 0 else place[ref & MASK] + (ref & ~MASK)
 
 
 @njit(**KERNEL)
@@ -19,18 +42,12 @@ def edges(types, args, slot_starts, slot_kinds):
     for n in range(len(types)):
         offsets[n] = out
         for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
-            kind = slot_kinds[s]
-            if kind == OFFSETS:
-                continue
-            count = 1
-            if LIST <= kind <= MEAN:
-                count, at = args[at], at + 1
-            if kind != DATA:
-                for k in range(at, at + count):
+            first, at = entries(slot_kinds[s], args, at)
+            if slot_kinds[s] != DATA:
+                for k in range(first, at):
                     if args[k] >= 0:
                         inputs[out] = args[k] & MASK
                         out += 1
-            at += count
     offsets[len(types)] = out
     return inputs, offsets
 
@@ -50,19 +67,13 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
     for i in range(n):
         arg_begin[i] = at
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
-            kind, count, step = slot_kinds[s], 1, 1
-            if LIST <= kind <= MEAN:
-                count = args[at]
-                step = count + 1
-            elif kind == ROWS or kind == SUM_ROWS:
-                count = length[args[at] & MASK]
-            elif kind == OFFSETS:
-                step = 0
+            kind = slot_kinds[s]
+            first, at = entries(kind, args, at)
+            count = length[args[first] & MASK] if kind == ROWS or kind == SUM_ROWS else at - first
             if kind == LIST or kind == ROWS:
                 length[i] = count
             # A repeated value takes as many entries as the node has rows; they are known once all slots were seen.
             size[s + 1] += count + (1 if kind >= SUM else 0)
-            at += step
         if repeats:
             for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
                 if slot_kinds[s] == REPEAT:
@@ -124,14 +135,9 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
             for j in range(nodes):
                 i = order[starts[b] + j]
                 bounds[j] = offset if kind == OFFSETS else at - begin
-                if kind == OFFSETS:
-                    offset += length[i]
-                    continue
-                count = 1
-                if LIST <= kind <= MEAN:
-                    count = args[arg_at[i]]
-                    arg_at[i] += 1
-                for q in range(arg_at[i], arg_at[i] + count):
+                offset += length[i]
+                first, arg_at[i] = entries(kind, args, arg_at[i])
+                for q in range(first, arg_at[i]):
                     ref, row, repeat, step = args[q], args[q], 1, 0
                     if kind != DATA and ref < 0:
                         row = outside_row[-1 - ref]
@@ -148,7 +154,6 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
                         if at > begin and index[at] != index[at - 1] + 1:
                             consecutive = False
                         at += 1
-                arg_at[i] += count
             slots[0, b, s - slot_starts[t]], slots[1, b, s - slot_starts[t]] = begin, at - begin
             if kind < DATA:
                 # A view also when every sum has one term.
@@ -171,18 +176,13 @@ def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
     at = 0
     for n in range(len(types)):
         for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
-            kind, count = slot_kinds[s], 1
-            if kind == OFFSETS:
-                continue
-            if LIST <= kind <= MEAN:
-                count, at = args[at], at + 1
-            if kind != DATA:
-                for k in range(at, at + count):
+            first, at = entries(slot_kinds[s], args, at)
+            if slot_kinds[s] != DATA:
+                for k in range(first, at):
                     if args[k] < 0:
                         by_outside[s] |= outside_needs[-1 - args[k]]
                     else:
                         by_output[s, output_starts[types[args[k] & MASK]] + (args[k] >> 32)] = True
-            at += count
     return by_output, by_outside
 
 

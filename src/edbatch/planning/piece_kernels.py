@@ -3,14 +3,13 @@
 References are as in `layout.py`: `node + output * REF`, or `-1 - number` for an input from outside. In a piece, nodes,
 inputs from outside and types are numbered from 0. Graphs are rewritten later, so no slot is a mean yet.
 """
-# ruff: noqa: SIM109 (plain comparisons compile faster)
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 from numba import njit
 
 from edbatch.planning.frontier import KERNEL
-from edbatch.planning.layout_kernels import DATA, LIST, MASK, OFFSETS, SUM
+from edbatch.planning.layout_kernels import DATA, MASK, entries
 
 
 @njit(**KERNEL)
@@ -38,20 +37,15 @@ def cut(types, args, starts, outside_starts, slot_starts, slot_kinds):
                 num_used += 1
             types[i] = number[t]
             for s in range(slot_starts[t], slot_starts[t + 1]):
-                kind, count = slot_kinds[s], 1
-                if kind == OFFSETS:
-                    continue
-                if kind == LIST or kind == SUM:
-                    count, at = args[at], at + 1
-                if kind != DATA:
-                    for k in range(at, at + count):
+                first, at = entries(slot_kinds[s], args, at)
+                if slot_kinds[s] != DATA:
+                    for k in range(first, at):
                         if args[k] >= 0:
                             is_foreign[e] |= (args[k] & MASK) < starts[e]
                             args[k] -= starts[e]
                         else:
                             is_foreign[e] |= -1 - args[k] < outside_starts[e]
                             args[k] += outside_starts[e]
-                at += count
         arg_starts[e + 1], used_starts[e + 1] = at, num_used
     return arg_starts, used[:num_used], used_starts, is_foreign
 
@@ -76,17 +70,12 @@ def join(types, args, starts, type_row, type_table, outside_starts, outside_numb
     """
     at = 0
     for e in range(len(starts) - 1):
-        row, first, outside = type_row[e], starts[e], outside_starts[e]
-        for i in range(first, starts[e + 1]):
+        row, begin, outside = type_row[e], starts[e], outside_starts[e]
+        for i in range(begin, starts[e + 1]):
             t = type_table[row, types[i]]
             types[i] = t
             for s in range(slot_starts[t], slot_starts[t + 1]):
-                kind, count = slot_kinds[s], 1
-                if kind == OFFSETS:
-                    continue
-                if kind == LIST or kind == SUM:
-                    count, at = args[at], at + 1
-                if kind != DATA:
-                    for k in range(at, at + count):
-                        args[k] = args[k] + first if args[k] >= 0 else -1 - outside_numbers[outside - 1 - args[k]]
-                at += count
+                first, at = entries(slot_kinds[s], args, at)
+                if slot_kinds[s] != DATA:
+                    for k in range(first, at):
+                        args[k] = args[k] + begin if args[k] >= 0 else -1 - outside_numbers[outside - 1 - args[k]]

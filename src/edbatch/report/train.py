@@ -20,6 +20,7 @@ from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
 from edbatch.report.output import OutputError, output_folder, say, write_files
 from edbatch.report.training_curve import draw_training
+from edbatch.report.words import counted
 from edbatch.workloads import checkpoint as checkpoints
 from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError, Epoch, Settings
 from edbatch.workloads.interrupts import Interrupts
@@ -136,7 +137,7 @@ def _settings(options: Options, before: Checkpoint | None) -> Settings:
     settings = msgspec.structs.replace(before.settings, epochs=options.epochs or before.settings.epochs)
     done = len(before.progress.epochs)
     if done >= settings.epochs:
-        raise CheckpointError(f"all {done} epochs in {options.folder} are done; give more by --epochs")
+        raise CheckpointError(f"all epochs in {options.folder} are done: give more than {done} by --epochs")
     return settings
 
 
@@ -172,7 +173,7 @@ def _beginning(trainer: Trainer, options: Options) -> str:
     if trainer.ranks.size > 1:
         text += f"\n{trainer.ranks.size} processes divide every mini-batch by its nodes."
     if options.resume:
-        text += f"\nGoing on after {len(done.epochs)} epochs and {done.step} steps."
+        text += f"\nGoing on after {counted(len(done.epochs), 'epoch')} and {counted(done.step, 'step')}."
     return text
 
 

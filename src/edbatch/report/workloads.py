@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-import torch
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.table import Table
 
+from edbatch.datasets.corpora import Corpus
 from edbatch.datasets.files import DatasetError, data_folder
 from edbatch.report.output import progress_bar
-from edbatch.workloads.registry import WORKLOADS, Workload
+from edbatch.workloads.registry import GENERATED, WORKLOADS, Workload
 
 
 def run(data: Path | None = None, console: Console | None = None) -> None:
@@ -26,10 +27,11 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     table.columns[0].no_wrap = True
     for number in (3, 4):
         table.columns[number].justify = "right"
+    loaded: dict[Any, Corpus] = {}  # several workloads read the same data, which is what takes time here
     with progress_bar("reading", len(WORKLOADS)) as update:
         for number, workload in enumerate(WORKLOADS.values()):
             update(number, workload.name)
-            parameters = _num_parameters(workload, data)
+            parameters = _num_parameters(workload, data, loaded)
             source = workload.data if folder else "generated"
             table.add_row(
                 workload.name, workload.family, source, str(workload.hidden), parameters, workload.description
@@ -38,11 +40,12 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     console.print("Run one: edbatch run WORKLOAD. Train one: edbatch train WORKLOAD.", highlight=False)
 
 
-def _num_parameters(workload: Workload, data: Path | None) -> str:
-    try:
-        corpus = workload.load(data)
-    except DatasetError:
-        return "no data"
-    with torch.device("meta"):  # only shapes: nothing is allocated
-        model = workload.make(corpus)
+def _num_parameters(workload: Workload, data: Path | None, loaded: dict[Any, Corpus]) -> str:
+    if workload.corpus not in loaded:
+        limit = 1 if workload.data == GENERATED else None  # sizes of models depend on examples of other data only
+        try:
+            loaded[workload.corpus] = workload.load(data, limit=limit)
+        except DatasetError:
+            return "no data"
+    model = workload.make(loaded[workload.corpus])  # not on "meta", for which torch imports its compiler
     return f"{sum(parameter.numel() for parameter in model.parameters()):,}"

@@ -1,0 +1,240 @@
+"""Known examples: what is taken as it is on the day of a call, and what makes an example be recorded every time."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from recorded_once import COUNT, STEPS, XS, Scorer, assert_right, calls_of, report, scorer
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import edbatch
+
+
+@pytest.fixture(autouse=True)
+def _count():
+    COUNT.clear()
+
+
+def test_tensors_of_columns_are_those_of_the_day():
+    _, batched = scorer()
+    assert_right(batched, XS, STEPS)
+    assert calls_of(lambda: batched(torch.randn(4, 3), STEPS)) == 0
+    assert_right(batched, torch.randn(4, 3), STEPS)
+    x = torch.randn(3, requires_grad=True)
+    batched([x] * 4, STEPS).sum().backward()
+    ours, x.grad = x.grad, None
+    batched.one_by_one([x] * 4, STEPS).sum().backward()
+    torch.testing.assert_close(ours, x.grad)
+
+
+def test_one_tensor_in_two_columns_and_inside_an_example():
+    def function(x, y, example):
+        COUNT.append(0)
+        return x * 2 + y * 3 + torch.mul(example["z"], x)
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, y, example: example["number"])
+    same, other = torch.ones(2), torch.full((2,), 5.0)
+    example = {"number": 1, "z": same}
+    assert_right(batched, [same], [same], [example])
+    assert calls_of(lambda: batched([other], [same], [example])) == 0
+    assert_right(batched, [other], [same], [example])
+    assert_right(batched, [same], [other], [example])
+
+
+def test_a_column_of_another_shape_is_recorded():
+    batched = edbatch.batch(lambda x: torch.tanh(x).sum(), policy="agenda", key=lambda x: "always the same")
+    for x in (torch.ones(2), torch.ones(3), torch.ones(2, dtype=torch.float64), torch.full((2,), 2.0)):
+        assert_right(batched, [x])
+
+
+GENERATOR = torch.Generator()
+
+DRAWS = {
+    "torch": lambda: float(torch.rand(())),
+    "python": random.random,
+    "numpy": lambda: float(np.random.rand()),
+    "a generator": lambda: float(torch.rand((), generator=GENERATOR)),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
+def test_what_draws_random_numbers_is_recorded_always(draw):
+    def function(x, steps):
+        COUNT.append(steps)
+        return x * draw() if steps == 2 else x * 2
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, steps: steps)
+    batched(XS, STEPS)
+    first = batched(XS, STEPS)
+    assert calls_of(lambda: batched(XS, STEPS)) == 1
+    assert "1 will always be recorded: it draws random numbers" in report(batched)
+    second = batched(XS, STEPS)
+    assert torch.equal(first[[0, 2, 3]], second[[0, 2, 3]])
+    assert not torch.equal(first[1], second[1])
+
+
+def test_sampling_with_a_generator_is_recorded_always():
+    generators = [torch.Generator().manual_seed(1)]
+
+    def function(x, generator):
+        COUNT.append(0)
+        return torch.bernoulli(torch.sigmoid(x), generator=generator)
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, generator: 0)
+    batched([XS[0]], generators)
+    other = [torch.Generator().manual_seed(7)]
+    assert calls_of(lambda: batched([XS[0]], other)) == 1
+
+
+def test_dropout_of_recorded_values_is_known_and_drawn_anew():
+    model = nn.Sequential(nn.Linear(64, 64), nn.Dropout(0.5))
+    batched = edbatch.batch(lambda x: nn.functional.dropout(model(x), 0.3), policy="agenda", key=lambda x: 0)
+    batched([torch.ones(64)])
+    first, second = batched([torch.ones(64)]), batched([torch.ones(64)])
+    assert "1 of 1 examples were known" in report(batched)
+    assert not torch.equal(first, second)
+
+
+def test_modes_and_states_of_modules():
+    model, batched = scorer()
+    batched(XS, STEPS)
+    for change in (
+        lambda: setattr(model, "scale", 0.5),
+        lambda: model.linear.register_forward_hook(lambda module, args, output: output * 2),
+        lambda: setattr(model.linear, "weight", nn.Parameter(torch.eye(3))),
+        lambda: setattr(model, "linear", nn.Linear(3, 3, bias=False)),
+        lambda: model.linear.weight.requires_grad_(False),
+        lambda: model.eval(),
+    ):
+        change()
+        assert calls_of(lambda: batched(XS, STEPS)) == 4
+        assert_right(batched, XS, STEPS)
+        assert calls_of(lambda: batched(XS, STEPS)) == 0
+    model.train()  # seen before, with other weights
+    assert_right(batched, XS, STEPS)
+
+
+def test_modes_around_the_call():
+    model, batched = scorer()
+    batched(XS, STEPS)
+    for mode in (torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16)):
+        with mode():
+            assert calls_of(lambda: batched(XS, STEPS)) == 4
+            assert calls_of(lambda: batched(XS, STEPS)) == 0
+    assert calls_of(lambda: batched(XS, STEPS)) == 0  # train, eval, train, eval, … records each once
+    assert batched(XS, STEPS).requires_grad
+    model.double()
+    assert_right(batched, [x.double() for x in XS], STEPS)
+
+
+def test_modules_of_a_closure_are_watched():
+    model = Scorer()
+    batched = edbatch.batch(lambda x, steps: model(x, steps), policy="agenda", key=lambda x, steps: steps)
+    batched(XS, STEPS)
+    model.scale = 3.0
+    assert_right(batched, XS, STEPS)
+    assert calls_of(lambda: batched(XS, STEPS)) == 0
+
+
+def test_buffers_and_parameters_are_those_of_the_day():
+    model = Scorer()
+
+    def function(x):
+        COUNT.append(0)
+        return model.linear(x) + model.shift, model.linear.bias
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x: 0, stack=False)
+    batched([XS[1]])
+    with torch.no_grad():
+        model.shift += 1
+        model.linear.weight *= 2
+        model.linear.bias.data = torch.ones(3)
+    ours, theirs = (f([XS[1]]) for f in (batched, batched.one_by_one))
+    assert len(COUNT) == 2  # one of them one by one
+    for a, b in zip(pytree.tree_leaves(ours), pytree.tree_leaves(theirs), strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda model, x: x * torch.tanh(model.linear.bias),
+        lambda model, x: model.linear(torch.tanh(model.linear.bias)) + x,
+        lambda model, x: x * model.linear.bias.sum().item(),
+        lambda model, x: x * (model.shift + 1),
+        lambda model, x: (x, torch.tanh(model.linear.bias))[1] + x,
+        lambda model, x: x if bool(model.shift[0] > 0) else -x,
+    ],
+)
+def test_what_is_computed_from_parameters_and_buffers_is_of_the_day(function):
+    class Model(Scorer):
+        def forward(self, x):
+            return function(self, x)
+
+    model = Model()
+    batched = edbatch.batch(model, policy="agenda", key=lambda x: 0)
+    for _ in range(3):
+        assert_right(batched, [XS[1]])
+        with torch.no_grad():
+            model.linear.bias.add_(1)
+            model.shift.add_(1)
+
+
+def test_what_a_parameter_is_like_may_be_read():
+    model = Scorer()
+
+    def function(x):
+        COUNT.append(0)
+        return model.linear(x + torch.zeros(model.linear.weight.shape[1], dtype=model.linear.weight.dtype))
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x: 0)
+    batched([XS[0]])
+    assert calls_of(lambda: batched([XS[0]])) == 0
+
+
+def test_writing_in_place_is_done_every_time():
+    def function(x, steps):
+        COUNT.append(0)
+        buffer = torch.zeros(3)
+        buffer[0] = steps
+        return torch.mul(x, buffer)
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, steps: steps)
+    batched(XS, STEPS)
+    assert calls_of(lambda: batched(XS, STEPS)) == 4
+    assert "4 will always be recorded: it writes a tensor in place" in report(batched)
+
+
+def test_keywords():
+    def function(x, scale, bias):
+        COUNT.append(0)
+        return torch.mul(x, scale) + bias
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x: 0)
+    bias = torch.ones(3)
+    batched([XS[1]], scale=2.0, bias=bias)
+    assert calls_of(lambda: batched([XS[1]], scale=2.0, bias=bias)) == 0
+    bias += 1
+    assert_right(batched, [XS[1]], scale=2.0, bias=bias)
+    assert_right(batched, [XS[1]], scale=2.5, bias=bias)
+    assert_right(batched, [XS[1]], scale=2, bias=bias)
+    assert_right(batched, [XS[1]], scale=2.0, bias=torch.zeros(3))
+    assert calls_of(lambda: batched([XS[1]], scale=2.0, bias=bias)) == 0
+
+
+def test_keywords_that_cannot_be_compared():
+    class Settings:
+        scale = 2.0
+
+    def function(x, settings):
+        COUNT.append(0)
+        return x * settings.scale
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x: 0)
+    settings = Settings()
+    batched([XS[1]], settings=settings)
+    settings.scale = 3.0
+    assert_right(batched, [XS[1]], settings=settings)
+    assert "a keyword is neither" in report(batched)
