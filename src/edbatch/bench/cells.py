@@ -24,6 +24,7 @@ from edbatch.bench.cells_of_paper import CELLS
 from edbatch.bench.measure import BenchError
 from edbatch.cells.compiled import CompiledCell, compile_cell
 from edbatch.planning.cell_layout import CellLayout
+from edbatch.runtime.launch import Binding
 from edbatch.spec import Spec
 
 LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
@@ -104,17 +105,17 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
     }
 
 
-class OneBatch:
-    """Random rows of a cell, and its programs ready to run on them. What `runtime/launch.py` gives to many batches."""
+class OneBatch(Binding):
+    """Random rows of a cell, and its programs ready to run on them: one batch, which needs no plan."""
 
     def __init__(self, cell: CompiledCell, size: int) -> None:
         self._cell, self._size = cell, size
-        self.rows = [spec.empty(size).normal_() for spec in cell.rows]
+        self.operands = [spec.empty(size).normal_() for spec in cell.rows]
         self.outs = [spec.empty(size) for spec in cell.outputs]
         self.sizes, self.own = [size], [0]
         self._index, self._numbers = np.arange(size), np.array([size, 0])
-        self._held: list[np.ndarray] = []
-        fused = cell.fused((False,) * len(self.rows), exact_math=False)
+        self._held: list[Any] = []
+        fused = cell.fused((False,) * len(self.operands), exact_math=False)
         assert fused is not None, "these cells can be fused"
         self.pro = fused.prologue(cell.bound)
         self._launch = fused.infer.bind(self)
@@ -124,27 +125,30 @@ class OneBatch:
         self._launch(0)
 
     def plain(self) -> None:
-        self._cell.infer(self._size, self.rows, self._plain_pro, self.outs)
+        self._cell.infer(self._size, self.operands, self._plain_pro, self.outs)
 
     def arena(self, slot: int) -> Tensor:
-        return self.rows[slot]
+        return self.operands[slot]
 
     def start(self, slot: int) -> int:
         return self._numbers.ctypes.data + self._numbers.itemsize  # where there is a 0: the rows are in order
 
     def arguments(self, *given: int) -> np.ndarray:
         sizes = self._numbers.ctypes.data
-        self._held.append(np.array([sizes, self.start(0), self._index.ctypes.data, 1, *given], np.int64))
-        return self._held[-1]
+        made = np.array([sizes, self.start(0), self._index.ctypes.data, 1, *given], np.int64)
+        self._held.append(made)
+        return made
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
-        return lambda _: self.rows[slot]
+        return lambda _: self.operands[slot]
 
-    def shared(self, number: int) -> Tensor:
-        return self.pro[number].contiguous()
+    def rows(self, slot: int) -> tuple[int, ...]:
+        return 1, self.operands[slot].data_ptr(), 0, 0, 0, 0
 
     def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return torch.empty((self._size, *shape), dtype=dtype)
+        made = torch.empty((self._size, *shape), dtype=dtype)
+        self._held.append(made)
+        return made
 
 
 def check(cell: CompiledCell, module: nn.Module) -> None:
@@ -153,7 +157,7 @@ def check(cell: CompiledCell, module: nn.Module) -> None:
     for run in (batch.fused, batch.plain):
         run()
         for i in range(3):
-            alone = tree_leaves(module(*[row[i] for row in batch.rows]))
+            alone = tree_leaves(module(*[row[i] for row in batch.operands]))
             if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, batch.outs, strict=True)):
                 raise BenchError(f"nothing was timed, because {cell.name} on three rows differs from one by one")
 
