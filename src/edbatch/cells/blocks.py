@@ -44,6 +44,7 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
             bounds = _bounds(body, index, readers, soft)
             count = width // math.gcd(width, *bounds) if bounds else 2
             count = max(c for c in range(1, MOST + 1) if count % c == 0)
+            count *= 2 if count % 2 and count > 1 else 1  # an odd number leaves one of two threads without work
             if count > 1 and width % count == 0 and width // count >= SMALLEST_BLOCK:
                 found[index] = width // count
     return found
