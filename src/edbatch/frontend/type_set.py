@@ -20,6 +20,8 @@ from edbatch.cells.kernel import Kernel, Mask
 from edbatch.planning.layout import Ints, Slot, SlotTable
 from edbatch.spec import Spec
 
+SUMS = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.DATA)
+
 T = TypeVar("T")
 MAX_SETS = 32  # that are kept
 MAX_KEPT = 32  # of what follows from a set and a little more
@@ -68,6 +70,7 @@ class TypeSet:
     names: tuple[str, ...]
     reasons: tuple[str | None, ...]
     runs_alone: NDArray[np.bool_]
+    only_sums: NDArray[np.bool_]  # types that only sum values
     can_differentiate: bool  # whether some output of some type can have a gradient at all
     are_on_cpu: Mask
     arenas: tuple[Spec, ...]
@@ -94,6 +97,7 @@ class TypeSet:
             names=tuple(t.name for t in types),
             reasons=reasons,
             runs_alone=np.array([reason is not None for reason in reasons], dtype=np.bool_),
+            only_sums=np.array([all(kind in SUMS for kind in t.slots) for t in types], dtype=np.bool_),
             can_differentiate=any(any(t.can_differentiate) for t in types),
             are_on_cpu=tuple(_is_on_cpu(t) for t in types),
             arenas=arenas,

@@ -9,6 +9,9 @@ batches; and what one large batch computes before a recurrence lies in the order
 A value that several batches read is ordered for one of them, its *favourite*: the type that reads the value's type
 alone in most batches, because an operand that mixes types is never a view. A recurrence is its own favourite when it
 comes to a draw. Without one, the first read counts.
+
+Where no order would make readers' operands views, because values are only summed or are results, a batch stands in the
+order of its own first operand, which then is a view: the output of a model reads all states where they lie.
 """
 
 from __future__ import annotations
@@ -25,26 +28,34 @@ from edbatch.planning.schedule import Schedule
 Bools = NDArray[np.bool_]
 
 
-def order_batches(graph: Graph, schedule: Schedule, fixed: Bools) -> Schedule:
+def order_batches(graph: Graph, schedule: Schedule, fixed: Bools, only_sums: Bools) -> Schedule:
     """The schedule with the nodes of every batch in the order in which later batches read their values.
 
     Args:
         fixed: for each type, whether its batches keep their order.
+        only_sums: for each type, whether it only sums values, so that none of its operands can be a view.
 
     >>> import edbatch
     >>> chains = Graph.from_lists("aabbb", [[], [], [1], [0], [2]])
-    >>> order_batches(chains, edbatch.schedule(chains, "depth"), np.array([False, False])).batches
+    >>> neither = np.array([False, False])
+    >>> order_batches(chains, edbatch.schedule(chains, "depth"), fixed=neither, only_sums=neither).batches
     (('a', [1, 0]), ('b', [2, 3]), ('b', [4]))
     """
-    order = reading_order(
-        graph.types, graph.offsets, graph.inputs, schedule.order, schedule.starts, schedule.batch_types, fixed
-    )
+    batches = schedule.order, schedule.starts, schedule.batch_types
+    order = reading_order(graph.types, graph.offsets, graph.inputs, *batches, fixed, only_sums)
     return replace(schedule, order=order)
 
 
 @kernel
 def reading_order(
-    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, fixed: Bools
+    types: Ints,
+    offsets: Ints,
+    inputs: Ints,
+    order: Ints,
+    starts: Ints,
+    batch_types: Ints,
+    fixed: Bools,
+    only_sums: Bools,
 ) -> Ints:
     """`order` with every batch sorted by when its nodes are read: first what the favourite reads, then by first reads.
 
@@ -57,11 +68,16 @@ def reading_order(
     for i in range(n):
         read[i] = 2 * num_reads + i  # never read: last, by id
     scratch = np.full(2 * num_reads + n, -1, np.int64)
+    keep = fixed.copy()  # types whose values may be read as views
     number = num_reads
     for b in range(len(batch_types) - 1, -1, -1):
         begin, end, reader = starts[b], starts[b + 1], batch_types[b]
         if not fixed[reader]:
             sort_by(read, ordered[begin:end], scratch)
+        if not only_sums[reader]:
+            for k in range(begin, end):
+                for e in range(offsets[ordered[k]], offsets[ordered[k] + 1]):
+                    keep[types[inputs[e]]] = True
         if arity[b] >= 0:  # operand by operand, as the rows of an operand are to be consecutive
             for j in range(arity[b] - 1, -1, -1):
                 for k in range(end - 1, begin - 1, -1):
@@ -72,7 +88,44 @@ def reading_order(
                 for e in range(offsets[ordered[k] + 1] - 1, offsets[ordered[k]] - 1, -1):
                     number -= 1
                     note_read(read, inputs[e], number, num_reads, types, favourite, reader)
+    follow_operands(types, offsets, inputs, ordered, starts, batch_types, arity, keep)
     return ordered
+
+
+@inner
+def follow_operands(
+    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, arity: Ints, keep: Bools
+) -> None:
+    """Sort batches by where their first operand lies, but for those of types to `keep`; in place.
+
+    Values of a type lie in the order of launch, and those of one type behind those of the one before.
+    """
+    row, end_of_type = np.empty(len(order), np.int64), np.zeros(len(keep) + 1, np.int64)
+    for t in types:
+        end_of_type[t + 1] += 1
+    for t in range(len(keep)):
+        end_of_type[t + 1] += end_of_type[t]
+    nodes, end = np.empty(len(order), np.int64), np.zeros(len(order) + 1, np.int64)
+    for b in range(len(batch_types)):
+        begin, size = starts[b], starts[b + 1] - starts[b]
+        if not keep[batch_types[b]] and arity[b] > 0:  # by counting
+            low, high = len(order), 0
+            for k in range(size):
+                nodes[k] = order[begin + k]
+                at = row[inputs[offsets[nodes[k]]]]
+                end[at + 1] += 1
+                low, high = min(low, at), max(high, at + 1)
+            end[low] = begin
+            for at in range(low, high):
+                end[at + 1] += end[at]
+            for k in range(size):
+                at = row[inputs[offsets[nodes[k]]]]
+                order[end[at]] = nodes[k]
+                end[at] += 1
+            end[low : high + 1] = 0
+        for k in range(begin, begin + size):
+            row[order[k]] = end_of_type[batch_types[b]]
+            end_of_type[batch_types[b]] += 1
 
 
 @inner

@@ -108,11 +108,18 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
 @njit(**KERNEL)
 def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, outside):
     arena_rows = outside.copy()
+    """The first outputs of all types lie side by side, then the second ones: what one operand reads of several types
+    is then often one range."""
     base = np.empty(len(output_arenas), np.int64)
+    most = 0
     for t in range(len(type_nodes)):
-        for o in range(output_starts[t], output_starts[t + 1]):
-            base[o] = arena_rows[output_arenas[o]]
-            arena_rows[output_arenas[o]] += type_rows[t] if output_per_row[o] else type_nodes[t]
+        most = max(most, output_starts[t + 1] - output_starts[t])
+    for place in range(most):
+        for t in range(len(type_nodes)):
+            o = output_starts[t] + place
+            if o < output_starts[t + 1]:
+                base[o] = arena_rows[output_arenas[o]]
+                arena_rows[output_arenas[o]] += type_rows[t] if output_per_row[o] else type_nodes[t]
     return base, arena_rows
 
 

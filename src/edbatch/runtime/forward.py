@@ -68,7 +68,8 @@ def make_plan(recording: Recording, schedule: Schedule) -> Plan:
     from edbatch.planning.batch_order import order_batches
 
     # Cells that run one by one may draw random numbers, which they do in the order of recording.
-    schedule = order_batches(recording.graph, schedule, recording.type_set.runs_alone)
+    types = recording.type_set
+    schedule = order_batches(recording.graph, schedule, fixed=types.runs_alone, only_sums=types.only_sums)
     counts, rows = recording.outside_rows
     layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
     return Plan(recording, recording.graph, schedule, layout)

@@ -129,6 +129,7 @@ class Binding:
             )
             assert spec is not None
             keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
+            keep = keep and not execution.operands.is_one_view(t, slot)
             if keep:
                 buffer = execution.kept[t][slot] = execution.lease.take(spec, execution.type_sizes[t])
             else:

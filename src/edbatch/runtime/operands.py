@@ -57,8 +57,15 @@ class Operands:
         total = sum_rows(arena, index.narrow(0, begin, size), offsets)
         return total if kind != Slot.MEAN else total.div_(_counts(offsets, total))
 
+    def is_one_view(self, t: int, slot: int) -> bool:
+        """Whether all nodes of a type are one batch, which reads a slot as a view."""
+        batch = self.batch_types.index(t)
+        return self.first[batch][slot] >= 0 and t not in self.batch_types[batch + 1 :]
+
     def read_all(self, arenas: list[Tensor], batches: list[int], slot: int) -> Tensor:
         """A slot of all batches of one type, in launch order."""
+        if len(batches) == 1:
+            return self.read(arenas, batches[0], slot)
         t = self.batch_types[batches[0]]
         kind, begin = self.types[t].slots[slot], self.begin[batches[0]][slot]
         if kind in (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS):
