@@ -28,6 +28,7 @@ typedef struct {
     char *weights;
     int64_t weight_step, weight_stride, is_transposed;
     char *out;
+    int64_t is_own; /* whether that is the memory of all batches of the type */
 } Product;
 
 typedef void (*Gemm)(int layout, const int *trans_a, const int *trans_b, const int *m, const int *n, const int *k,
@@ -71,7 +72,8 @@ static void run(const Header *h, int64_t b) {
         for (int64_t g = 0; g < p->count; g++, at++) {
             left[at] = starts[i] + (p->offset + g * p->piece) * h->item;
             right[at] = p->weights + g * p->weight_step * h->item;
-            out[at] = p->out + g * h->sizes[b] * p->columns * h->item;
+            int64_t first = g * h->sizes[b] + (p->is_own ? h->own[b] : 0);
+            out[at] = p->out + first * p->columns * h->item;
         }
     }
     ((Gemm)h->gemm)(ROW_MAJOR, as_it_is, trans, m, n, k, ones, left, lda, right, ldb, zeros, out, ldc, (int)h->count,

@@ -27,6 +27,7 @@ from edbatch.cells.phases import Phases
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import batched, shared
+from edbatch.cells.walking import is_product
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -60,8 +61,7 @@ class _Fuser(FusedMemory):
         super().__init__(body, program, taken, Phases(body, program, exact_math))
         self.exact_math, self.level = exact_math, self.phases.level
         self.kernels: list[Kernel] = []
-        # of each dtype the products that run together next: their numbers, see `_blas.c`
-        self.waiting: dict[torch.dtype, list[list[str]]] = {}
+        self.waiting: dict[int, list[str]] = {}  # products that run together next: their numbers, see `_blas.c`
         self.products: list[tuple[int, int, int]] = []
         self.places: dict[int, list[Place]] = {}  # where a value must end
         for place, value in program.dests.items():
@@ -155,8 +155,9 @@ class _Fuser(FusedMemory):
     def _weights(self, index: int, op: Op) -> tuple[int, int, int, str]:
         """How many blocks a product has, how long a piece of a row is that it multiplies, how far the next one is from
         it, and the weights as [count, length, width]."""
-        weight, width, whole = op.args[1], self.blocks[index], self.raw(op.args[1])
+        weight, whole = op.args[1], self.raw(op.args[1])
         *counts, length, columns = self.body.spec(weight).shape
+        width = self.blocks.get(index, columns)
         if counts:
             return counts[0], length, length, whole
         count = columns // width
@@ -165,38 +166,50 @@ class _Fuser(FusedMemory):
 
     def _take_product(self, index: int) -> bool:
         """Let a product run with others of its phase, without torch; False if that cannot be done, see `blas`."""
-        op = self.body.op(index)
-        assert op is not None
-        dtype = self.body.spec(Val(index)).dtype
-        if index not in self.blocks or not blas.gemm(dtype):
+        op, dtype = self.body.op(index), self.body.spec(Val(index)).dtype
+        if not (index in self.blocks or is_product(self.body, index)) or not blas.gemm(dtype):
             return False
+        assert op is not None
+        row = op.args[0].index
+        if self.phases.root(row) in self.waiting or len(self.waiting) == blas.MOST_PRODUCTS:
+            self._emit_products()
         count, length, step, blocks = self._weights(index, op)
-        base, offset = self._behind_pieces(op.args[0].index)
+        base, offset = self._behind_pieces(row)
         memory = None if base in self.blocks else self.find(base)
         if memory is None or blocks not in self.prelude or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
             return False
-        if len(self.waiting.get(dtype, ())) == blas.MOST_PRODUCTS:
-            self._emit_products()
-        if memory.rows == "index":
-            home = self.home[base]
-            assert isinstance(home, Place)
-            rows = self._bound(f"rows{home.number}", f"x.rows({home.number})")
-            where = [f"{rows}[{i}]" for i in range(6)]
-        else:
-            where = [str(int(memory.rows == "own")), memory.name, *["0"] * 4]
-        self.home[index] = "scratch"
-        self._scratch(index, (count * self.blocks[index],))
+        width = math.prod(self.body.spec(Val(index)).shape) // count
         weights = self._bound(f"weights_{blocks}", f"x.weights({blocks})")
-        numbers = (memory.width, offset, step, count, length, self.blocks[index])
-        out = self._bound(f"p_z{index}", f"z{index}.data_ptr()")
-        self.products.append((count, length, self.blocks[index]))
-        self.waiting.setdefault(dtype, []).append(
-            [*where, *map(str, numbers), *[f"{weights}[{i}]" for i in range(4)], out]
-        )
+        numbers = map(str, (memory.width, offset, step, count, length, width))
+        self.waiting[index] = [
+            *self._operand(base, memory), *numbers, *[f"{weights}[{i}]" for i in range(4)], *self._result(index)
+        ]  # fmt: skip
+        self.products.append((count, length, width))
         return True
 
+    def _operand(self, base: int, memory: Memory) -> list[str]:
+        """Where the rows of a value lie: the first fields of `Product` in `_blas.c`."""
+        if memory.rows != "index":
+            return [str(int(memory.rows == "own")), memory.name, *["0"] * 4]
+        home = self.home[base]
+        assert isinstance(home, Place)
+        rows = self._bound(f"rows{home.number}", f"x.rows({home.number})")
+        return [f"{rows}[{i}]" for i in range(6)]
+
+    def _result(self, index: int) -> tuple[str, str]:
+        """Where a product is to lie, and whether that is the memory of all batches: the last fields."""
+        places, shape = self.places.get(index), self.body.spec(Val(index)).shape
+        self.home[index] = home = places.pop(0) if places else "scratch"
+        if isinstance(home, Place):
+            return self._own(home, 0, "").name, "1"
+        self._scratch(index, (math.prod(shape),) if index in self.blocks else shape)
+        return self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "0"
+
     def _emit_products(self) -> None:
-        for dtype, products in self.waiting.items():
+        by_dtype: dict[torch.dtype, list[list[str]]] = {}
+        for index, numbers in self.waiting.items():
+            by_dtype.setdefault(self.body.spec(Val(index)).dtype, []).append(numbers)
+        for dtype, products in by_dtype.items():
             gemm = f"{self.object(blas.gemm)}({self.object(dtype)})"
             numbers = [number for product in products for number in product]
             self._call(self.object(blas.products), [gemm, str(dtype.itemsize), str(len(products)), *numbers])
