@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from edbatch.frontend.known_calls import RECORDS_IN_C
 from edbatch.planning import policies
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.stats import Stats
@@ -17,6 +18,7 @@ def explain(stats: Stats, policy: Policy) -> str:
         f"{stats.num_nodes} nodes of {stats.num_types} types in {stats.num_batches} batches by policy {policy.name}",
         f"  lower bound {stats.graph.lower_bound()}; {others}" + _unseen(stats),
         *stats.costs(),
+        *([] if RECORDS_IN_C else ["  recorded in Python: there was no C compiler at installation, which is slower"]),
         "",
         f"  {'nodes':>7} {'batches':>7} {'mean size':>9}  type",
     ]

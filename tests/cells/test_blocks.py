@@ -247,3 +247,46 @@ def test_operands_that_are_gathered_viewed_and_kept(small_blocks, name):
     edbatch.check(batched, corpus.train)
     trainings = [training for cell in fused_cells(batched) for training in cell._trainings.values()]
     assert any(blocks_of(training.forward) for training in trainings)
+
+
+EXPANDED = {
+    "the gradient of a sum": lambda x, w: (x @ w).sum(),
+    "a piece": lambda x, w: torch.tanh(x[:1].expand(DIM) @ w),
+    "a computed piece": lambda x, w: torch.tanh(x[:1]).expand(DIM) @ w,
+    "a range of a value": lambda x, w: torch.tanh(torch.cat((x, x.tanh()))[2 : DIM + 2] @ w),
+    "nothing": lambda x, w: torch.tanh(x[:0] @ w[:0]) + x @ w,
+    "no columns": lambda x, w: torch.cat((x @ w[:, :0], torch.tanh(x @ w))),
+}
+
+
+@pytest.mark.parametrize("name", EXPANDED)
+@pytest.mark.parametrize("small", [True, False])
+def test_operands_that_are_no_rows_of_their_own(compiled, request, name, small):
+    if small:
+        request.getfixturevalue("small_blocks")
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.randn(DIM, DIM))
+
+        def forward(self, x):
+            return EXPANDED[name](x, self.w)
+
+    assert_equal(edbatch.cell(Cell().double()), rows())
+
+
+@pytest.mark.parametrize(("gates", "width", "blocks"), [(3, 6, (6, 3)), (3, 5, (3, 5)), (5, 6, (5, 6)), (1, 6, (2, 3))])
+def test_an_odd_number_of_gates(small_blocks, gates, width, blocks):
+    """Twice as many blocks, where they can be halved and are not too many."""
+
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(DIM, gates * width, bias=False)
+
+        def forward(self, x):
+            return sum(gate.tanh() * i for i, gate in enumerate(self.layer(x).chunk(gates), 1))
+
+    cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
+    assert blocks_of(cell.infer) == [blocks]

@@ -146,3 +146,17 @@ def test_dropout_in_training(compiled):
     assert not torch.equal(dropped[0], dropped[1])
     assert not torch.equal(dropped, batched(x) == 0.5)
     torch.testing.assert_close(batched.eval()(x), torch.sigmoid(torch.tanh(x)))
+
+
+NORMS = {
+    "layer norm": lambda: nn.Sequential(nn.LayerNorm(DIM), nn.Linear(DIM, 3), nn.Tanh()),
+    "group norm": lambda: nn.Sequential(
+        nn.Unflatten(0, (1, DIM)), nn.GroupNorm(2, DIM), nn.Flatten(0), nn.Linear(DIM, 3)
+    ),
+    "a convolution": lambda: nn.Sequential(nn.Unflatten(0, (1, DIM)), nn.Conv1d(1, 2, 3), nn.Flatten(0), nn.Tanh()),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_ops_with_several_results(compiled, name):
+    assert_equal(edbatch.cell(NORMS[name]().double()), rows())

@@ -51,6 +51,12 @@ def test_debug_finds_a_wrong_key(before, now, message):
     assert re.search(message, str(error.value)), error.value
 
 
+def test_debug_finds_a_wrong_key_within_one_mini_batch():
+    batched = edbatch.batch(lambda x, n: (x * n).sum(), policy="agenda", key=lambda x, n: n > 0, debug=True)
+    with pytest.raises(WrongKeyError, match="key True of example 2"):
+        batched([torch.ones(2)] * 3, [1.0, -1.0, 2.0])
+
+
 def test_debug_finds_other_tensors_and_says_nothing_of_right_keys():
     def function(example):
         COUNT.append(0)

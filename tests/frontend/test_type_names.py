@@ -126,3 +126,9 @@ def test_another_process_gives_the_same_names():
     assert [process.returncode for process in processes] == [0, 0]
     assert first == second
     assert "#" not in first
+
+
+def test_functions_that_recording_replaces_keep_their_names():
+    batched = edbatch.batch(lambda x: torch.cat((x, torch.stack((x, x)).sum(0))))
+    batched(torch.randn(2, 3))
+    assert "torch.cat((f32[3], f32[3]))" in batched.explain()

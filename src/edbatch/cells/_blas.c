@@ -48,6 +48,13 @@ static char *rows_of(const Header *h, const Product *p, int64_t b) {
     return buffer;
 }
 
+static int fits(const Header *h) {
+    const Product *products = (const Product *)(h + 1);
+    int64_t blocks = 0;
+    for (int64_t i = 0; i < h->count && i < MOST_PRODUCTS; i++) blocks += products[i].count;
+    return h->count <= MOST_PRODUCTS && blocks <= MOST_BLOCKS;
+}
+
 static void run(const Header *h, int64_t b) {
     const Product *products = (const Product *)(h + 1);
     int as_it_is[MOST_PRODUCTS], trans[MOST_PRODUCTS], m[MOST_PRODUCTS], n[MOST_PRODUCTS], k[MOST_PRODUCTS];
@@ -88,6 +95,10 @@ static PyObject *products(PyObject *module, PyObject *const *args, Py_ssize_t co
     int64_t b = PyLong_AsLongLong(args[0]);
     void *numbers = PyLong_AsVoidPtr(args[1]);
     if (PyErr_Occurred()) return NULL;
+    if (!fits(numbers)) {
+        PyErr_SetString(PyExc_ValueError, "too many products for one call");
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     run(numbers, b);
     Py_END_ALLOW_THREADS

@@ -42,11 +42,13 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
         elif index not in kept and is_product(body, index) and _weight_size(body, index) >= SMALLEST_WEIGHT:
             width = body.spec(Val(index)).shape[1]
             bounds = _bounds(body, index, readers, soft)
-            count = width // math.gcd(width, *bounds) if bounds else 2
-            count = max(c for c in range(1, MOST + 1) if count % c == 0)
-            count *= 2 if count % 2 and count > 1 else 1  # an odd number leaves one of two threads without work
-            if count > 1 and width % count == 0 and width // count >= SMALLEST_BLOCK:
-                found[index] = width // count
+            most = width // math.gcd(width, *bounds) if bounds else 2
+            count = max(c for c in range(1, MOST + 1) if most % c == 0)
+            # an odd number leaves one of two threads without work
+            for c in (2 * count, count) if count % 2 and count > 1 else (count,):
+                if 1 < c <= MOST and width % c == 0 and width // c >= SMALLEST_BLOCK:
+                    found[index] = width // c
+                    break
     return found
 
 

@@ -166,18 +166,20 @@ class _Fuser(FusedMemory):
 
     def _take_product(self, index: int) -> bool:
         """Let a product run with others of its phase, without torch; False if that cannot be done, see `blas`."""
-        op, dtype = self.body.op(index), self.body.spec(Val(index)).dtype
-        if not (index in self.blocks or is_product(self.body, index)) or not blas.gemm(dtype):
+        op = self.body.op(index)
+        if op is None or not (index in self.blocks or is_product(self.body, index)):
             return False
-        assert op is not None
+        if not blas.gemm(self.body.spec(Val(index)).dtype) or 0 in self.body.spec(op.args[1]).shape:
+            return False
         row = op.args[0].index
         if self.phases.root(row) in self.waiting or len(self.waiting) == blas.MOST_PRODUCTS:
             self._emit_products()
         count, length, step, blocks = self._weights(index, op)
         base, offset = self._behind_pieces(row)
         memory = None if base in self.blocks else self.find(base)
-        if memory is None or blocks not in self.prelude or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
+        if memory is None or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
             return False
+        assert offset + (count - 1) * step + length <= memory.width, "a product reads beyond its rows"
         width = math.prod(self.body.spec(Val(index)).shape) // count
         weights = self._bound(f"weights_{blocks}", f"x.weights({blocks})")
         numbers = map(str, (memory.width, offset, step, count, length, width))

@@ -13,7 +13,7 @@ import torch
 
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms
-from edbatch.cells.loops import PIECES, Memory
+from edbatch.cells.loops import SHIFTS, Memory
 from edbatch.cells.phases import Phases
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
@@ -82,11 +82,11 @@ class FusedMemory(Emitter):
 
     def _behind_pieces(self, index: int) -> tuple[int, int]:
         """The value of whose elements another is one range, and where that begins."""
-        begin = 0
-        while self.phases.is_view(index) and index in self.soft:
+        begin, op = 0, self.body.op(index)
+        while op is not None and op.target in SHIFTS and self.phases.is_view(index) and index in self.soft:
+            begin += SHIFTS[op.target](self.body, op)[0]  # type: ignore[index]
+            index = op.args[0].index
             op = self.body.op(index)
-            begin += PIECES[op.target](self.body, op)[0]  # type: ignore[union-attr,index,arg-type]
-            index = op.args[0].index  # type: ignore[union-attr]
         return index, begin
 
     def _bound(self, name: str, text: str) -> str:

@@ -134,13 +134,13 @@ def _along_rows(body: Body, op: Op) -> tuple[int, int] | None:
 
 
 # Ops that only move elements: the range of the source's (or the result's) elements that they move.
-_SHIFT: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
+SHIFTS: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
     aten.view.default: _whole, aten.slice.Tensor: _slice_range, aten.select.int: _select_range,
 }  # fmt: skip
 _PAD: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
     aten.slice_backward.default: _slice_backward_range, aten.select_backward.default: _select_backward_range,
 }  # fmt: skip
-PIECES = {**_SHIFT, **_PAD, aten.cat.default: _along_rows, aten.expand.default: _one_element}
+PIECES = {**SHIFTS, **_PAD, aten.cat.default: _along_rows, aten.expand.default: _one_element}
 
 
 class Loops:
@@ -200,7 +200,7 @@ class Loops:
             return set(range(memory.width, size, memory.width))
         if memory is not None or op is None or not self.body.is_row[value]:
             return set()
-        if op.target in _SHIFT:
+        if op.target in SHIFTS:
             begin, width = self._range(op)
             return {c - begin for c in self._cuts(op.args[0].index) if begin < c < begin + width}
         if op.target in _PAD:
@@ -234,7 +234,7 @@ class Loops:
         if not self.body.is_row[at.value]:
             assert op.target is aten.full.default
             return self._constant(op.args[1], self.body.spec(Val(at.value)).dtype)
-        if op.target in _SHIFT:
+        if op.target in SHIFTS:
             begin, _ = self._range(op)
             return self._element(_Range(op.args[0].index, begin + at.begin, at.width), width)
         if op.target is aten.expand.default:

@@ -18,7 +18,7 @@ enum { MOST_PARTS = 64, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, ERROR = -2 
 typedef struct {
     PyObject_HEAD
     long long *data;
-    Py_ssize_t size, room, shape, exports;
+    Py_ssize_t size, room, exports;
 } Numbers;
 
 static int numbers_push(Numbers *self, const long long *values, Py_ssize_t count) {
@@ -116,7 +116,7 @@ typedef struct Signature {
 typedef struct {
     Py_ssize_t count;
     Signature signatures[MOST_SIGNATURES];
-} Signatures; /* of one module */
+} Signatures; /* of one module; they hold the recorder, which the collector of garbage does not see: see forget */
 
 typedef struct {
     PyObject_HEAD
@@ -172,7 +172,8 @@ static void free_signatures(PyObject *capsule) {
 
 static Signatures *signatures_to_fill(KnownCalls *self, PyObject *module) {
     PyObject *capsule = PyDict_GetItemWithError(self->modules, module);
-    if (capsule != NULL || PyErr_Occurred()) return capsule == NULL ? NULL : signatures_of(capsule);
+    if (capsule == NULL && PyErr_Occurred()) return NULL;
+    if (capsule != NULL && capsule != Py_None) return signatures_of(capsule);
     Signatures *known = PyMem_Calloc(1, sizeof(Signatures));
     if (known == NULL) return (Signatures *)PyErr_NoMemory();
     capsule = PyCapsule_New(known, NULL, free_signatures);
@@ -189,16 +190,20 @@ static PyObject *known_learn(KnownCalls *self, PyObject *args) {
     PyObject *key, *entry, *kinds;
     long long type;
     if (!PyArg_ParseTuple(args, "O!OLO", &PyTuple_Type, &key, &entry, &type, &kinds)) return NULL;
-    if (PyTuple_GET_SIZE(key) < 1 || PyTuple_GET_SIZE(key) > MOST_PARTS) Py_RETURN_FALSE;
+    if (PyTuple_GET_SIZE(key) < 1 || PyTuple_GET_SIZE(key) > MOST_PARTS) Py_RETURN_NONE;
     Signatures *known = signatures_to_fill(self, PyTuple_GET_ITEM(key, 0));
     if (known == NULL) return NULL;
-    if (known->count == MOST_SIGNATURES) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < known->count; i++) {
+        int is_same = PyObject_RichCompareBool(known->signatures[i].key, key, Py_EQ);
+        if (is_same != 0) return is_same < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    if (known->count == MOST_SIGNATURES) Py_RETURN_NONE;
     Signature *new = &known->signatures[known->count++];
     new->key = Py_NewRef(key);
     new->entry = Py_NewRef(entry);
     new->kinds = PyTuple_Check(kinds) ? Py_NewRef(kinds) : NULL;
     new->type = type;
-    Py_RETURN_TRUE;
+    Py_RETURN_NONE;
 }
 
 static PyObject *known_pass_by(KnownCalls *self, PyObject *module) {
@@ -206,7 +211,7 @@ static PyObject *known_pass_by(KnownCalls *self, PyObject *module) {
 }
 
 static PyObject *known_forget(KnownCalls *self, PyObject *nothing) {
-    PyDict_Clear(self->modules);
+    if (self->modules != NULL) PyDict_Clear(self->modules);
     Py_RETURN_NONE;
 }
 
@@ -273,7 +278,11 @@ static PyObject *make_lazy(KnownCalls *self, PyObject *kind, long long ref) {
 
 static PyObject *add_node(KnownCalls *self, Signature *call, const long long *numbers, Py_ssize_t count) {
     long long node = self->types->size;
-    if (numbers_push(self->args, numbers, count) < 0 || numbers_push(self->types, &call->type, 1) < 0) return NULL;
+    if (numbers_push(self->args, numbers, count) < 0) return NULL;
+    if (numbers_push(self->types, &call->type, 1) < 0) {
+        self->args->size -= count;
+        return NULL;
+    }
     if (call->kinds == NULL) return PyObject_CallMethod(call->entry, "outputs", "L", node);
     Py_ssize_t outputs = PyTuple_GET_SIZE(call->kinds);
     if (outputs == 1) return make_lazy(self, PyTuple_GET_ITEM(call->kinds, 0), node);
@@ -331,7 +340,7 @@ static void known_dealloc(KnownCalls *self) {
 }
 
 static PyMethodDef known_methods[] = {
-    {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds): whether there was room for it."},
+    {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds), if there is room for it."},
     {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
     {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known holds no more."},
     {NULL},

@@ -29,8 +29,8 @@ class KnownCalls:
         args: Numbers,
         /,
     ) -> None: ...
-    def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> bool:
-        """Whether there was room for one more signature; `kinds` of outputs that are one value or a tuple of values."""
+    def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> None:
+        """One more signature, if there is room for it; `kinds` of outputs that are one value or a tuple of values."""
 
     def pass_by(self, module: nn.Module, /) -> None:
         """A module is no cell: its calls are torch's own."""

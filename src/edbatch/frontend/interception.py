@@ -137,7 +137,7 @@ def _recording_stack(original: Any) -> Any:
 
 
 def _recording_cat(original: Any) -> Any:
-    """The same of `torch.cat`."""
+    """`torch.cat` of kinds that were seen before takes a short way, too. Modes of the user's own do not see it."""
 
     @functools.wraps(original)
     def cat(*args: Any, **kwargs: Any) -> Any:

@@ -18,7 +18,10 @@ from edbatch.spec import float_bits
 
 try:
     from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers
+
+    RECORDS_IN_C = True
 except ImportError:
+    RECORDS_IN_C = False
     Numbers = partial(array, "q")  # type: ignore[assignment, misc]
 
     class KnownCalls:  # type: ignore[no-redef]
@@ -41,7 +44,7 @@ except ImportError:
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-__all__ = ["KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]
+__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]
 
 
 class _NoValue:

@@ -101,6 +101,8 @@ class KnownExamples:
                 return False
             for i, piece, change in zip(call.unknown, pieces, recorder.changes, strict=True):
                 known = call.pieces[i]
+                if self.debug and known is None and call.places[i] is not None:
+                    known = self._pieces.get(call.places[i])  # of an example before this one
                 if known is not None and (found := change or difference(known, piece)) is not None:
                     raise _wrong_key(call.keys[i], i, found)
                 call.pieces[i] = piece

@@ -96,7 +96,8 @@ def _library_name(function: Any) -> str | None:
     if name is not None:
         return name.removesuffix(".__get__").removeprefix("torch.nn.").replace("torch.Tensor.", "Tensor.")
     if isinstance(function, FunctionType | BuiltinFunctionType):
-        return f"{(function.__module__ or '').rpartition('.')[2].strip('_')}.{function.__qualname__}"
+        name = function.__qualname__.removeprefix("_VariableFunctionsClass.")  # where torch keeps its own
+        return f"{(function.__module__ or '').rpartition('.')[2].strip('_')}.{name}"
     return None
 
 

@@ -196,8 +196,13 @@ class Recorder:
 
     def add(self, entry: Entry, flat: Sequence[int], length: int | None = None) -> Any:
         node = len(self.types)
+        try:
+            self.add_args(flat)  # all or none
+        except OverflowError:
+            raise RecordingError(
+                f"a number that was given to {entry.type.name} does not fit into 64 bits; give it as a tensor"
+            ) from None
         self.add_type(entry.id)
-        self.add_args(flat)
         return entry.outputs(node, length)
 
     def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:

@@ -81,8 +81,8 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     value.__class__ = Lazy  # type: ignore[assignment]
     value.kind = kind
     value.ref = len(recorder.types)
-    recorder.add_type(entry.id)
     recorder.add_args((len(terms), *terms))
+    recorder.add_type(entry.id)
     return value
 
 

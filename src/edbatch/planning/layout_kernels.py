@@ -107,9 +107,9 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
 
 @njit(**KERNEL)
 def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, outside):
-    arena_rows = outside.copy()
     """The first outputs of all types lie side by side, then the second ones: what one operand reads of several types
     is then often one range."""
+    arena_rows = outside.copy()
     base = np.empty(len(output_arenas), np.int64)
     most = 0
     for t in range(len(type_nodes)):
