@@ -26,7 +26,8 @@ NAMES = {torch.float32: "cblas_sgemm_batch", torch.float64: "cblas_dgemm_batch"}
 def gemm(dtype: torch.dtype) -> int:
     """The address of MKL's batched GEMM; 0 where there is none."""
     name, library = NAMES.get(dtype), Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    if products is None or name is None or not library.exists() or not torch.backends.mkl.is_available():
+    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    if products is None or name is None or not has_mkl or not library.exists():
         return 0
     function = getattr(ctypes.CDLL(str(library)), name, None)
     return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0
