@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
@@ -42,8 +44,8 @@ def test_fixed_types_keep_their_order(lists, policy):
         assert old == new or not fixed[t]
 
 
-def two_way_chains(lengths: list[int]) -> tuple[list[str], list[list[int]]]:
-    """Words, computed at once; a chain forwards and one backwards over them; an output at every word."""
+def growing() -> tuple[list[str], list[list[int]], Callable[..., int]]:
+    """The types and inputs of no nodes, and `add(type, *producers)`, which adds a node and gives its number."""
     types, inputs = [], []
 
     def add(type_: str, *producers: int) -> int:
@@ -51,6 +53,12 @@ def two_way_chains(lengths: list[int]) -> tuple[list[str], list[list[int]]]:
         inputs.append(list(producers))
         return len(types) - 1
 
+    return types, inputs, add
+
+
+def two_way_chains(lengths: list[int]) -> tuple[list[str], list[list[int]]]:
+    """Words, computed at once; a chain forwards and one backwards over them; an output at every word."""
+    types, inputs, add = growing()
     for length in lengths:
         words = [add("word") for _ in range(length)]
         forwards, backwards = [add("start f", words[0])], [add("start b", words[-1])]
@@ -83,13 +91,7 @@ def trees_with_outputs(shapes: list[list[int]]) -> tuple[list[str], list[list[in
 
     shapes: of each tree how the top of a stack of states grows: 0 pushes a leaf, 1 joins the two topmost states.
     """
-    types, inputs = [], []
-
-    def add(type_: str, *producers: int) -> int:
-        types.append(type_)
-        inputs.append(list(producers))
-        return len(types) - 1
-
+    types, inputs, add = growing()
     for shape in shapes:
         stack, outputs = [], []
         for join in shape:

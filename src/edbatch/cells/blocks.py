@@ -16,7 +16,7 @@ import torch
 from edbatch.cells.body import Body, Val
 from edbatch.cells.loops import PIECES
 from edbatch.cells.program import Program
-from edbatch.cells.walking import is_product
+from edbatch.cells.walking import is_list_of_products, is_product
 
 aten = torch.ops.aten
 MOST = 8  # blocks
@@ -37,7 +37,7 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
             readers.setdefault(v.index, []).append(index)
     found = {}
     for index in program.ops:
-        if index not in kept and _is_list_of_products(body, index):
+        if index not in kept and is_list_of_products(body, index):
             found[index] = body.spec(Val(index)).shape[2]
         elif index not in kept and is_product(body, index) and _weight_size(body, index) >= SMALLEST_WEIGHT:
             width = body.spec(Val(index)).shape[1]
@@ -55,15 +55,6 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
 def _weight_size(body: Body, index: int) -> int:
     length, width = body.spec(body.op(index).args[1]).shape  # type: ignore[union-attr]
     return length * width
-
-
-def _is_list_of_products(body: Body, index: int) -> bool:
-    """Rows [g, 1, k] times g shared matrices."""
-    op = body.op(index)
-    if op is None or op.target is not aten.bmm.default:
-        return False
-    a, w = op.args
-    return body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[1] == 1
 
 
 def _bounds(body: Body, index: int, readers: dict[int, list[int]], soft: Collection[int]) -> set[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -37,11 +38,20 @@ def early(body: Body, values: Sequence[Val]) -> list[int]:
 
 def is_product(body: Body, index: int) -> bool:
     """A row [1, k] times a shared matrix."""
+    return _is_of_rows_and_weights(body, index, aten.mm.default)
+
+
+def is_list_of_products(body: Body, index: int) -> bool:
+    """Rows [g, 1, k] times g shared matrices."""
+    return _is_of_rows_and_weights(body, index, aten.bmm.default)
+
+
+def _is_of_rows_and_weights(body: Body, index: int, target: Any) -> bool:
     op = body.op(index)
-    if op is None or op.target is not aten.mm.default:
+    if op is None or op.target is not target:
         return False
     a, w = op.args
-    return body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[0] == 1
+    return body.is_row[a.index] and not body.is_row[w.index] and body.spec(a).shape[-2] == 1
 
 
 def behind_views(body: Body | Draft, value: Val) -> Val:
