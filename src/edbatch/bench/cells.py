@@ -7,6 +7,7 @@ fused kernels, and as torch ops.
 from __future__ import annotations
 
 import time
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -115,6 +116,7 @@ class OneBatch(Binding):
         self.sizes, self.own = [size], [0]
         self._index, self._numbers = np.arange(size), np.array([size, 0])
         self._held: list[Any] = []
+        self._tensors: dict[int, Tensor] = {}
         fused = cell.fused((False,) * len(self.operands), exact_math=False)
         assert fused is not None, "these cells can be fused"
         self.pro = fused.prologue(cell.bound)
@@ -133,9 +135,8 @@ class OneBatch(Binding):
     def start(self, slot: int) -> int:
         return self._numbers.ctypes.data + self._numbers.itemsize  # where there is a 0: the rows are in order
 
-    def arguments(self, *given: int) -> np.ndarray:
-        sizes = self._numbers.ctypes.data
-        made = np.array([sizes, self.start(0), self._index.ctypes.data, 1, *given], np.int64)
+    def arguments(self, *given: int) -> array[int]:
+        made = array("q", (self._numbers.ctypes.data, self.start(0), self._index.ctypes.data, 1, *given))
         self._held.append(made)
         return made
 
@@ -145,10 +146,19 @@ class OneBatch(Binding):
     def rows(self, slot: int) -> tuple[int, ...]:
         return 1, self.operands[slot].data_ptr(), 0, 0, 0, 0
 
-    def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        made = torch.empty((self._size, *shape), dtype=dtype)
-        self._held.append(made)
-        return made
+    def _own(self, group: str, number: int) -> tuple[Tensor, int]:
+        assert group == "outs", "it only infers"
+        return self.outs[number], 0
+
+    def tensor(self, group: str, number: int) -> Tensor:
+        return self._own(group, number)[0]
+
+    def scratch(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        made = self._tensors[number] = torch.empty((self._size, *shape), dtype=dtype)
+        return made.data_ptr()
+
+    def scratch_tensor(self, number: int) -> Tensor:
+        return self._tensors[number]
 
 
 def check(cell: CompiledCell, module: nn.Module) -> None:

@@ -148,7 +148,7 @@ class _Fuser(FusedMemory):
         width = self.blocks[index]
         self.home[index] = "scratch"
         self._scratch(index, (count * width,))
-        result = f"z{index}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"
+        result = f"{self._scratch_tensor(index)}.as_strided(({count}, B, {width}), (B * {width}, {width}, 1))"
         rows = self._spread(op.args[0], count, length, step)
         self.lines.append(f"{self.object(torch.bmm)}({rows}, {blocks}, out={result})")
 
@@ -205,7 +205,7 @@ class _Fuser(FusedMemory):
         if isinstance(home, Place):
             return self._own(home, 0, "").name, "1"
         self._scratch(index, (math.prod(shape),) if index in self.blocks else shape)
-        return self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "0"
+        return self._scratch_address(index), "0"
 
     def _emit_products(self) -> None:
         by_dtype: dict[torch.dtype, list[list[str]]] = {}
@@ -225,7 +225,7 @@ class _Fuser(FusedMemory):
             if step:
                 return f"{self.row(row, (count, length))}.transpose(0, 1)"
             return f"{self.flat(row, length)}.expand({count}, B, {length})"
-        buffer, first = (f"z{base}", "") if home == "scratch" else (self._buffer(home), "w * ")  # type: ignore[arg-type]
+        buffer, first = (self._scratch_tensor(base), "") if home == "scratch" else (self._buffer(home), "w * ")  # type: ignore[arg-type]
         width = math.prod(self.body.spec(Val(base)).shape)
         offset = self._bound(f"at_{buffer}_{begin}", f"{buffer}.storage_offset() + {begin}")
         offset = f"{offset} + {first}{width}" if first else offset
@@ -269,7 +269,7 @@ class _Fuser(FusedMemory):
         texts = ["0" if at in later else text for at, text in enumerate(arguments)]
         number = sum(name.startswith("given") for name in self.prelude)
         given = self._bound(f"given{number}", f"x.arguments({', '.join(texts)})")
-        address = self._bound(f"p{number}", f"{given}.ctypes.data")
+        address = self._bound(f"p{number}", f"{given}.buffer_info()[0]")
         self.lines += [f"{given}[{FIRST_ARGUMENTS + at}] = {text}" for at, text in later.items()]
         self.lines.append(f"{function}(b, {address})")
 

@@ -50,9 +50,9 @@ class FusedMemory(Emitter):
 
     def _memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> Memory:
         if index in self.blocks and home == "scratch":
-            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "blocks", self.blocks[index], dtype)
+            return Memory(self._scratch_address(index), "blocks", self.blocks[index], dtype)
         if home == "scratch":
-            return Memory(self._bound(f"p_z{index}", f"z{index}.data_ptr()"), "local", width, dtype)
+            return Memory(self._scratch_address(index), "local", width, dtype)
         if isinstance(home, Place) and home.group == "pro":
             kept = self._bound(f"shared{home.number}", f"x.shared({home.number})")
             return Memory(self._bound(f"p_{kept}", f"{kept}.data_ptr()"), "shared", width, dtype)
@@ -67,10 +67,11 @@ class FusedMemory(Emitter):
 
     def _own(self, place: Place, width: int, dtype: str) -> Memory:
         """A buffer of the type, in which the batch has rows w, w + 1, …"""
-        return Memory(self._bound(f"p_{self._buffer(place)}", f"{self._buffer(place)}.data_ptr()"), "own", width, dtype)
+        address = f"x.address({place.group!r}, {place.number})"
+        return Memory(self._bound(f"p_{place.group}{place.number}", address), "own", width, dtype)
 
     def _buffer(self, place: Place) -> str:
-        return self._bound(f"{place.group}{place.number}", f"x.{place.group}[{place.number}]")
+        return self._bound(f"{place.group}{place.number}", f"x.tensor({place.group!r}, {place.number})")
 
     def _is_indexed(self, slot: int) -> bool:
         """Whether kernels read (and add gradients to) the rows of an operand themselves."""
@@ -78,7 +79,14 @@ class FusedMemory(Emitter):
 
     def _scratch(self, index: int, shape: Sequence[Any]) -> None:
         self.scratch_shapes[index] = tuple(shape)
-        self._bound(f"z{index}", f"x.scratch({tuple(shape)!r}, {self.object(self.body.spec(Val(index)).dtype)})")
+
+    def _scratch_address(self, index: int) -> str:
+        dtype = self.object(self.body.spec(Val(index)).dtype)
+        return self._bound(f"p_z{index}", f"x.scratch({index}, {self.scratch_shapes[index]!r}, {dtype})")
+
+    def _scratch_tensor(self, index: int) -> str:
+        self._scratch_address(index)
+        return self._bound(f"z{index}", f"x.scratch_tensor({index})")
 
     def _behind_pieces(self, index: int) -> tuple[int, int]:
         """The value of whose elements another is one range, and where that begins."""
@@ -110,7 +118,7 @@ class FusedMemory(Emitter):
                 name, rows = self._buffer(home), "w:w + B"
             else:
                 memory = self.scratch_shapes[index]
-                name, rows = f"z{index}", ":B"
+                name, rows = self._scratch_tensor(index), ":B"
             if memory != shape:
                 view = ", ".join(map(str, (f"{name}.shape[0]", *shape)))
                 name = self._bound("_".join(map(str, (name, *shape))), f"{name}.view({view})")

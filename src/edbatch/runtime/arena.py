@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import threading
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 
@@ -70,15 +71,16 @@ class Lease:
 
     def take(self, spec: Spec, rows: int) -> torch.Tensor:
         """An uninitialised tensor [rows, *spec.shape]."""
-        strides = _strides(spec.shape)
-        size = rows * strides[0] * spec.dtype.itemsize
+        return self.reserve(spec, rows).tensor() if self._pooled and rows else spec.empty(rows)
+
+    def reserve(self, spec: Spec, rows: int) -> Part:
+        """The same, but the tensor is only made when it is asked for: often its address is enough."""
+        size = rows * _strides(spec.shape)[0] * spec.dtype.itemsize
         self.num_bytes += size
-        if not self._pooled or size == 0:
-            return spec.empty(rows)
         buffer = self._open.get(spec.device)
         if buffer is None or buffer.room < size:
             buffer = self._add(spec.device, size)
-        return buffer.take(spec, rows, strides, size)
+        return Part(buffer, buffer.cut(size), spec, rows)
 
     def take_one(self, spec: Spec) -> torch.Tensor:
         """An uninitialised tensor of this spec."""
@@ -108,18 +110,38 @@ class _Buffer:
     """Bytes that are handed out from their beginning on."""
 
     def __init__(self, memory: torch.Tensor):
-        self.memory = memory
+        self.memory, self.address = memory, memory.data_ptr()
         self.taken, self.room = 0, memory.numel()
         self._as_dtype: dict[torch.dtype, torch.Tensor] = {}
 
-    def take(self, spec: Spec, rows: int, strides: tuple[int, ...], size: int) -> torch.Tensor:
-        dtype = spec.dtype
+    def cut(self, size: int) -> int:
+        """Where the next so many bytes begin."""
+        begin, size = self.taken, -(-size // ALIGNMENT) * ALIGNMENT
+        self.taken, self.room = begin + size, self.room - size
+        return begin
+
+    def of(self, dtype: torch.dtype) -> torch.Tensor:
+        """All of it, as elements of a dtype."""
         if dtype not in self._as_dtype:
             self._as_dtype[dtype] = self.memory.view(dtype)
-        begin = self.taken // dtype.itemsize
-        size = -(-size // ALIGNMENT) * ALIGNMENT
-        self.taken, self.room = self.taken + size, self.room - size
-        return self._as_dtype[dtype].as_strided((rows, *spec.shape), strides, begin)
+        return self._as_dtype[dtype]
+
+
+class Part(NamedTuple):
+    """A part of a buffer, from byte `begin` on, for a tensor [rows, *spec.shape]."""
+
+    buffer: _Buffer
+    begin: int
+    spec: Spec
+    rows: int
+
+    @property
+    def address(self) -> int:
+        return self.buffer.address + self.begin
+
+    def tensor(self) -> torch.Tensor:
+        shape, dtype = self.spec.shape, self.spec.dtype
+        return self.buffer.of(dtype).as_strided((self.rows, *shape), _strides(shape), self.begin // dtype.itemsize)
 
 
 @lru_cache(1024)

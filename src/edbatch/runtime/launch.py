@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from edbatch.planning.layout import Slot
-from edbatch.runtime.arena import Lease
+from edbatch.runtime.arena import Lease, Part
 from edbatch.runtime.rows import NAMES, row_kernels
 from edbatch.spec import Spec
 
@@ -31,30 +31,47 @@ class Binding:
         self.sizes, self.own, self.begin = execution.sizes, execution.own, operands.begin
         self.index = operands.index(torch.device("cpu"))
         self.pro = execution.prologues[t]
-        self.outs = execution.all_rows(execution.arenas, t)
-        self.saved = execution.saved[t]
-        self.deferred: list[Tensor] = []
-        self.out_grads: list[Any] = []
+        self._saved = execution.saved[t]
+        self._deferred: list[Tensor] = []
         self.sums: dict[Any, Any] = {}
         self._gradients: list[Tensor | None] = []
         self._held: list[Any] = []
-        self._buffers: dict[int, tuple[Tensor, bool]] = {}
+        self._buffers: dict[int, tuple[Part, bool]] = {}
+        self._scratch: dict[int, Part] = {}
 
     def with_gradients(self, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any]) -> Binding:
         """For backward: the arenas of gradients, and where what waits for the end goes."""
-        self._gradients, self.deferred, self.sums = arenas, deferred, sums
-        self.out_grads = self._execution.all_rows(arenas, self._type)
+        self._gradients, self._deferred, self.sums = arenas, deferred, sums
         return self
+
+    def tensor(self, group: str, number: int) -> Tensor:
+        """One of the type's own buffers: of outs, saved, deferred or out_grads."""
+        whole, first = self._own(group, number)
+        return whole[first : first + self._execution.type_sizes[self._type]]
+
+    def address(self, group: str, number: int) -> int:
+        """Its address, for which no tensor is made."""
+        whole, first = self._own(group, number)
+        return whole.data_ptr() + first * whole.stride(0) * whole.itemsize
+
+    def _own(self, group: str, number: int) -> tuple[Tensor, int]:
+        """The tensor that an own buffer is part of, and its first row there."""
+        if group in ("saved", "deferred"):
+            return (self._saved if group == "saved" else self._deferred)[number], 0
+        arena, first, _ = self._execution.outputs[self._type][number]
+        whole = (self._execution.arenas if group == "outs" else self._gradients)[arena]
+        assert whole is not None
+        return whole, first
 
     def start(self, slot: int) -> int:
         """The address of the number that says where the rows of an operand of the first batch begin in the index."""
         return self._execution.addresses[2] + 8 * slot
 
-    def arguments(self, *given: int) -> np.ndarray:
+    def arguments(self, *given: int) -> array[int]:
         """What a generated kernel reads its arguments from, see `cells/loops.Kernel`; it lives as long as this."""
         sizes, own, *_ = self._execution.addresses
         step = self._execution.plan.layout.slot_begin.shape[1]
-        made = np.array([sizes, own, self.index.data_ptr(), step, *given], np.int64)
+        made = array("q", (sizes, own, self.index.data_ptr(), step, *given))
         self._held.append(made)
         return made
 
@@ -74,9 +91,14 @@ class Binding:
         self._held.append(value)
         return value
 
-    def scratch(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Memory for the largest batch of the type."""
-        return self._lease.take(_on_cpu(shape, dtype), self._execution.largest[self._type])
+    def scratch(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+        """The address of memory for the largest batch of the type."""
+        part = self._scratch[number] = self._lease.reserve(_on_cpu(shape, dtype), self._execution.largest[self._type])
+        return part.address
+
+    def scratch_tensor(self, number: int) -> Tensor:
+        """That memory as a tensor."""
+        return self._scratch[number].tensor()
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
         """A function that gives a batch's operand as a tensor.
@@ -92,7 +114,8 @@ class Binding:
         if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
             return lambda b: operands.read(arenas, b, slot)
         arena, write, first = self.arena(slot), self.writer(slot), operands.first
-        buffer, keep = self._buffer(slot)
+        part, keep = self._buffer(slot)
+        buffer = part.tensor()
 
         def read(b: int) -> Tensor:
             at = first[b][slot]
@@ -112,13 +135,13 @@ class Binding:
             return 1, kept.data_ptr(), 0, 0, 0, 0
         buffer, keep = self._buffer(slot)
         first = self._execution.addresses[3] + 8 * slot
-        return 2, self.arena(slot).data_ptr(), self.start(slot), first, buffer.data_ptr(), keep
+        return 2, self.arena(slot).data_ptr(), self.start(slot), first, buffer.address, keep
 
     def _kept(self, slot: int) -> Tensor | None:
         """The rows of an operand that forward has kept, of all batches."""
         return None if slot in self._buffers else self._execution.kept[self._type].get(slot)
 
-    def _buffer(self, slot: int) -> tuple[Tensor, bool]:
+    def _buffer(self, slot: int) -> tuple[Part, bool]:
         """Memory for the gathered rows of an operand; whether it is for all batches, to be kept."""
         if slot not in self._buffers:
             execution, t = self._execution, self._type
@@ -131,9 +154,10 @@ class Binding:
             keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
             keep = keep and not execution.operands.is_one_view(t, slot)
             if keep:
-                buffer = execution.kept[t][slot] = execution.lease.take(spec, execution.type_sizes[t])
+                buffer = execution.lease.reserve(spec, execution.type_sizes[t])
+                execution.kept[t][slot] = buffer.tensor()
             else:
-                buffer = self.scratch(spec.shape, spec.dtype)
+                buffer = self._lease.reserve(spec, execution.largest[t])
             self._buffers[slot] = buffer, keep
         return self._buffers[slot]
 
@@ -197,14 +221,14 @@ def copies(node_type: NodeType) -> bool:
 
 def copying(x: Binding) -> Callable[[int], None]:
     """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
-    write, out, own = x.writer(0), x.outs[0], x.own
+    write, out, own = x.writer(0), x.tensor("outs", 0), x.own
     address, row_bytes = out.data_ptr(), out.stride(0) * out.itemsize
     return lambda b: write(b, address + own[b] * row_bytes)
 
 
 def adding_back(x: Binding) -> Callable[[int], None]:
     """The same, backwards."""
-    add, gradients, own, sizes = x.adder(0), x.out_grads[0], x.own, x.sizes
+    add, gradients, own, sizes = x.adder(0), x.tensor("out_grads", 0), x.own, x.sizes
     return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
 
 
