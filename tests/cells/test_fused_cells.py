@@ -74,3 +74,32 @@ def test_an_unknown_op_stays_a_torch_op(compiled):
     assert "i0_default(" in source
     assert "cumsum(" in source
     assert "kernel0(" in source
+
+
+# ---- values that are overwritten
+
+
+def test_a_product_lies_where_the_only_result_made_of_it_goes(compiled):
+    batched = assert_equal(edbatch.cell(nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh()).double()), rows())
+    cell = the_cell(batched)
+    assert "scratch" not in cell.infer.source
+    (training,) = cell._trainings.values()
+    assert "scratch" not in training.forward.source
+
+
+def test_only_one_of_two_products_lies_where_their_sum_goes(compiled):
+    first, second = nn.Linear(DIM, DIM).double(), nn.Linear(DIM, DIM).double()
+    batched = assert_equal(edbatch.cell(lambda x, y: (first(x) * second(y)).tanh()), rows(), rows())
+    assert the_cell(batched).infer.source.count("scratch(") == 1
+
+
+def test_what_is_read_again_is_not_overwritten(compiled):
+    """The second result is made of the first, in a loop of its own, where elements are computed once more."""
+    linear = nn.Linear(DIM, DIM).double()
+
+    def turned(x):
+        y = linear(x).tanh()
+        return y, torch.cat((y[2:].exp(), y[:2]))
+
+    batched = assert_equal(edbatch.cell(turned), rows())
+    assert the_cell(batched).infer.source.count("scratch(") == 1

@@ -126,9 +126,8 @@ class _Fuser(FusedMemory):
             return
         code = batched(self, op) if self.body.is_row[index] else shared(self, op)
         shape = code.form or self._own_form(index)
-        places = self.places.get(index, [])
-        if places:
-            home = places.pop(0)
+        home = self._goes_to(index)
+        if home is not None:
             self.home[index] = home
             if code.out:
                 self.lines.append(code.writing(self.form(value, shape)))
@@ -200,12 +199,23 @@ class _Fuser(FusedMemory):
 
     def _result(self, index: int) -> tuple[str, str]:
         """Where a product is to lie, and whether that is the memory of all batches: the last fields."""
-        places, shape = self.places.get(index), self.body.spec(Val(index)).shape
-        self.home[index] = home = places.pop(0) if places else "scratch"
-        if isinstance(home, Place):
+        home, shape = self._goes_to(index), self.body.spec(Val(index)).shape
+        self.home[index] = home or "scratch"
+        if home is not None:
             return self._own(home, 0, "").name, "1"
         self._scratch(index, (math.prod(shape),) if index in self.blocks else shape)
         return self._scratch_address(index), "0"
+
+    def _goes_to(self, index: int) -> Place | None:
+        """The buffer that a hard value is computed into: its own place, or that of the only result that is made of it,
+        element by element, which then overwrites it; None for scratch memory."""
+        if places := self.places.get(index):
+            return places.pop(0)
+        is_one = isinstance(self.body.specs[index], Spec)
+        last = self.phases.end_of_chain(index) if is_one and index not in self.blocks else -1
+        if last not in self.places or self.places[last][0] in self.home.values():
+            return None
+        return self.places[last][0] if self.body.spec(Val(last)).dtype == self.body.spec(Val(index)).dtype else None
 
     def _emit_products(self) -> None:
         by_dtype: dict[torch.dtype, list[list[str]]] = {}

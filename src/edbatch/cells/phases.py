@@ -7,10 +7,13 @@ those belongs to kernel p + 1.
 
 from __future__ import annotations
 
+import math
+from functools import cached_property
+
 import torch
 
-from edbatch.cells.body import Body
-from edbatch.cells.loops import is_soft
+from edbatch.cells.body import Body, Val
+from edbatch.cells.loops import PIECES, is_soft
 from edbatch.cells.program import Program
 from edbatch.cells.rules import VIEWS
 
@@ -53,6 +56,31 @@ class Phases:
         while self.is_view(base) and self.body.op(base).target is aten.view.default:  # type: ignore[union-attr]
             base = self.body.op(base).args[0].index  # type: ignore[union-attr]
         return base if base in self.hard else index
+
+    def end_of_chain(self, index: int) -> int:
+        """The last value of a chain of elementwise ops, of one size, of which each is all that reads the one before."""
+        size, readers = math.prod(self.body.spec(Val(index)).shape), self._readers
+        while len(readers.get(index, ())) == 1:
+            (reader,) = readers[index]
+            op = self.body.op(reader)
+            if reader not in self.soft or op is None or (op.target in PIECES and op.target is not aten.view.default):
+                break
+            if math.prod(self.body.spec(Val(reader)).shape) != size:
+                break
+            index = reader
+        return index if not readers.get(index) else -1
+
+    @cached_property
+    def _readers(self) -> dict[int, set[int]]:
+        """The ops that read a value; -1 for what the program returns or adds up over rows."""
+        found: dict[int, set[int]] = {}
+        for index in self.program.ops:
+            for v in self.body.op(index).operands:  # type: ignore[union-attr]
+                found.setdefault(v.index, set()).add(index)
+        for value in (*(self.program.returns or ()), *(v for _, v in self.program.sums)):
+            if value is not None:
+                found.setdefault(value.index, set()).add(-1)
+        return found
 
     def read_by_torch(self) -> set[int]:
         """The values that torch ops read, or sums over rows."""
