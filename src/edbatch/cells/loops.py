@@ -1,4 +1,4 @@
-"""Loops over elements: from the values a kernel must store to the source of one numba function.
+"""Loops over elements: from the values a kernel must store to the lines of its loops.
 
 Everything is demand-driven. A value is a range of elements per row; asked for a range, a slice asks its source for a
 shifted one, a concatenation asks the piece that holds it, an elementwise op asks its operands, and a value in memory is
@@ -12,8 +12,6 @@ read it. An element that several stages need is computed in each.
 from __future__ import annotations
 
 import math
-import struct
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -21,41 +19,14 @@ from typing import Any, NamedTuple
 import torch
 
 from edbatch.cells.body import Body, Op, Val
+from edbatch.cells.kernel_text import SCATTER_SCOPE, KernelText, Loop, Memory
 from edbatch.cells.pieces import PADDING, PIECES, SHIFTS
-from edbatch.cells.pointwise import CASTS, FLOATS, expression, number
+from edbatch.cells.pointwise import CASTS, FLOATS, expression
 from edbatch.cells.reductions import ONLY, REDUCTIONS, Element, Kind, Row
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-INDEX_SCOPE, SCATTER_SCOPE, LAST_SCOPE = 63, 62, 61
-FIRST_ARGUMENTS = 4  # the addresses of the batches' sizes, first own rows and of all planned rows; the step of starts
 NO_PLACE = "an index is out of bounds: it must be one of the places of the dimension that it picks an element of"
-
-
-class Memory(NamedTuple):
-    """Rows of elements that a kernel reads or writes.
-
-    rows: "own" (row w + r of the type's own range), "local" (row r), "index" (row index[s + r]), "shared" (no rows) or
-    "blocks" (`width` elements of every row, the next ones of every row, …).
-    """
-
-    name: str  # of the variable that holds its address
-    rows: str
-    width: int
-    dtype: str
-    start: str = ""  # of "index": the address of where the rows of the first batch begin in the index
-
-
-class Kernel(NamedTuple):
-    """A generated kernel: its source, and the texts of its arguments.
-
-    It is called with the number of a batch and the address of its arguments, which are int64 numbers: first
-    `FIRST_ARGUMENTS` that say where the batches lie, then those of `arguments`. So they are handed over once per
-    mini-batch, not once per launch.
-    """
-
-    source: str
-    arguments: tuple[str, ...]
 
 
 class _Range(NamedTuple):
@@ -64,40 +35,23 @@ class _Range(NamedTuple):
     width: int
 
 
-class _Loop(NamedTuple):
-    """A loop over j; with `at`, a row's variable, over the one place j that it says, if that lies in this range."""
-
-    stage: int
-    width: int
-    at: str = ""
-    begin: int = 0
-
-
-class Loops:
-    """Collects what a kernel stores, then writes it."""
+class Loops(KernelText):
+    """Collects what a kernel stores."""
 
     def __init__(self, body: Body, find: Callable[[int], Memory | None], exact_math: bool) -> None:
+        super().__init__()
         self.body, self.find, self.exact_math = body, find, exact_math
-        self.loops: dict[_Loop, list[str]] = {}  # their lines
-        self.before: dict[int, list[str]] = defaultdict(list)  # the loops of a stage
-        self.after: dict[int, list[str]] = defaultdict(list)
-        self.known: dict[tuple[_Loop, str], str] = {}  # (where, text) -> variable
         self.cuts: dict[int, set[int]] = {}
-        self.elements: dict[tuple[_Range, _Loop], str] = {}
+        self.elements: dict[tuple[_Range, Loop], str] = {}
         self.along: dict[int, Element] = {}  # of ops along rows
         self.stages: dict[int, int] = {}  # of values: the first in which their elements can be computed
-        self.rows: dict[Any, Row] = {}
-        self.memories: dict[str, Memory] = {}
-        self.numbers: dict[int, str] = {}
-        self.floats: dict[tuple[int, int], tuple[str, float]] = {}  # (value, place among its operands) -> parameter
-        self.scatters: set[str] = set()
-        self.count = 0
+        self.rows: dict[Any, Row] = {}  # by what they are
 
     # What is stored.
     def store(self, value: int, to: Memory) -> None:
         """Store all elements of a value."""
         for begin, width in self._ranges(value):
-            loop = _Loop(self._stage(value), width)
+            loop = Loop(self._stage(value), width)
             text = self._element(_Range(value, begin, width), loop)
             place = self._at(to, begin)
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {place}, {text}, {self._scope(to)})")
@@ -106,15 +60,11 @@ class Loops:
         """Add all elements of a value to what is there; rows may repeat from one row of the batch to the next."""
         self.scatters.add(to.name)
         for begin, width in self._ranges(value):
-            loop = _Loop(self._stage(value), width)
+            loop = Loop(self._stage(value), width)
             text = self._element(_Range(value, begin, width), loop)
             at = self._at(to, begin)
             before = f"load_{to.dtype}({self._name(to)}, {at}, {SCATTER_SCOPE})"
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {at}, {before} + {text}, {SCATTER_SCOPE})")
-
-    @property
-    def is_empty(self) -> bool:
-        return not self.loops
 
     # Numbers of rows; see `reductions.Rows`.
     def reduce(self, kind: Kind, term: Element) -> Row:
@@ -122,11 +72,11 @@ class Loops:
         key = (kind, term.text, *values)
         if key not in self.rows:
             stage = max([row.stage for row in term.rows] + [self._stage(v) for v in values])
-            name = self._new_row()
+            name = self._new("r")
             ranges = self._ranges(*values)
             parts = [name] if len(ranges) == 1 else [f"{name}_{i}" for i in range(len(ranges))]
             for part, (begin, width) in zip(parts, ranges, strict=True):
-                loop = _Loop(stage, width)
+                loop = Loop(stage, width)
                 text = self._fill(term.text, [_Range(v, begin, width) for v in values], loop)
                 self.before[stage].append(f"{part} = {kind.start}")
                 self._line(loop, f"{part} = {kind.join.format(part, text)}")
@@ -142,17 +92,17 @@ class Loops:
         source = self._behind_views(value.index)
         key = ("pick", source, at)
         if key not in self.rows:
-            stage, name = max(at.stage, self._stage(source)), self._new_row()
+            stage, name = max(at.stage, self._stage(source)), self._new("r")
             self.before[stage].append(f"{name} = {self._constant(0, self.body.spec(value).dtype)}")
             for begin, width in self._ranges(source):
-                loop = _Loop(stage, width, at.name, begin)
+                loop = Loop(stage, width, at.name, begin)
                 self._line(loop, f"{name} = {self._element(_Range(source, begin, width), loop)}")
             self.rows[key] = Row(name, stage + 1)
         return self.rows[key]
 
     def row(self, text: str, *rows: Row) -> Row:
         if text not in self.rows:
-            stage, name = max(row.stage for row in rows), self._new_row()
+            stage, name = max(row.stage for row in rows), self._new("r")
             self.after[stage - 1].append(f"{name} = {text}")
             self.rows[text] = Row(name, stage)
         return self.rows[text]
@@ -168,10 +118,6 @@ class Loops:
 
     def size(self, value: Val) -> str:
         return self._number(self._size(value.index))
-
-    def _new_row(self) -> str:
-        self.count += 1
-        return f"r{self.count - 1}"
 
     def _stage(self, value: int) -> int:
         """The first stage of loops in which a value's elements can be computed."""
@@ -236,13 +182,13 @@ class Loops:
         assert found is not None
         return found
 
-    def _element(self, at: _Range, loop: _Loop) -> str:
+    def _element(self, at: _Range, loop: Loop) -> str:
         """The text of element j of a range in a loop: a variable or a constant."""
         if (at, loop) not in self.elements:
             self.elements[at, loop] = self._make_element(at, loop)
         return self.elements[at, loop]
 
-    def _make_element(self, at: _Range, loop: _Loop) -> str:
+    def _make_element(self, at: _Range, loop: Loop) -> str:
         memory = self.find(at.value)
         op = self.body.op(at.value)
         if memory is not None:
@@ -277,18 +223,18 @@ class Loops:
         """A range of another value, or its only element."""
         return _Range(value, 0, 1) if self._size(value) == 1 else at._replace(value=value)
 
-    def _fill(self, text: str, values: Sequence[_Range], loop: _Loop, at: _Range | None = None) -> str:
+    def _fill(self, text: str, values: Sequence[_Range], loop: Loop, at: _Range | None = None) -> str:
         """A text of `reductions` with the elements it stands for, and their place."""
         place = values[0] if at is None and values else at
         j = "" if place is None else self._place(place, loop)
         return self._variable(loop, text.format(*[self._element(self._same(v.value, v), loop) for v in values], j=j))
 
-    def _place(self, at: _Range, loop: _Loop) -> str:
+    def _place(self, at: _Range, loop: Loop) -> str:
         if at.width == 1 and loop.width > 1:
             return self._number(at.begin)
         return "j" if at.begin == 0 else f"({self._number(at.begin)} + j)"
 
-    def _computed(self, op: Op, at: _Range, loop: _Loop) -> str:
+    def _computed(self, op: Op, at: _Range, loop: Loop) -> str:
         dtypes = [self.body.spec(v).dtype for v in op.operands]
         dtype = next((d for d in dtypes if d is not torch.bool), torch.int64)
 
@@ -315,97 +261,6 @@ class Loops:
             return str(texts[1]) if left else str(texts[0]) if right else None
         return None
 
-    def _float(self, value: float, place: tuple[int, int], dtype: torch.dtype) -> str:
-        """A parameter for a number of the body, so that a kernel is not compiled anew when it changes."""
-        if value in (0.0, 1.0):
-            return self._constant(value, dtype)
-        name, _ = self.floats.setdefault(place, (f"c{len(self.floats)}", value))
-        return f"{CASTS[dtype]}({name})"
-
-    def _constant(self, value: Any, dtype: torch.dtype) -> str:
-        text = number(value, dtype)
-        assert text is not None
-        return text
-
-    def _load(self, memory: Memory, at: _Range, loop: _Loop) -> str:
+    def _load(self, memory: Memory, at: _Range, loop: Loop) -> str:
         place = self._at(memory, at.begin, moving=at.width > 1 or loop.width == 1)
         return self._variable(loop, f"load_{memory.dtype}({self._name(memory)}, {place}, {self._scope(memory)})")
-
-    def _at(self, memory: Memory, begin: int, moving: bool = True) -> str:
-        row = "" if memory.rows == "shared" else f"row_{self._name(memory)} + "
-        if memory.rows == "blocks":
-            block, begin = divmod(begin, memory.width)
-            row += f"{block} * B * {self._number(memory.width)} + " if block else ""
-        shift = "" if begin == 0 else f"{self._number(begin)} + "
-        return f"{row}{shift}{'j' if moving else '0'}"
-
-    def _variable(self, loop: _Loop, text: str) -> str:
-        if text.isidentifier():
-            return text
-        key = (loop, text)
-        if key not in self.known:
-            self.known[key] = f"e{self.count}"
-            self.count += 1
-            self._line(loop, f"{self.known[key]} = {text}")
-        return self.known[key]
-
-    def _name(self, memory: Memory) -> str:
-        """The parameter for a memory; named by number, so that equal kernels of different cells are one."""
-        self.memories.setdefault(memory.name, memory)
-        return f"m{list(self.memories).index(memory.name)}"
-
-    def _line(self, loop: _Loop, text: str) -> None:
-        self.loops.setdefault(loop, []).append(text)
-
-    def _number(self, value: int) -> str:
-        """A parameter for a size, so that a kernel does not depend on it."""
-        return self.numbers.setdefault(value, f"n{len(self.numbers)}")
-
-    def _scope(self, memory: Memory) -> int:
-        if memory.name in self.scatters:
-            return SCATTER_SCOPE
-        return min(list(self.memories).index(memory.name), LAST_SCOPE)
-
-    # Writing.
-    def kernel(self) -> Kernel:
-        lines = []
-        starts = list(dict.fromkeys(m.start for m in self.memories.values() if m.start))
-        for memory in self.memories.values():
-            name = self._name(memory)
-            if memory.rows == "shared":
-                continue
-            row = {"own": "(w + r)", "local": "r", "blocks": "r"}.get(memory.rows)
-            row = row or f"{_read('index', f's{starts.index(memory.start)} + r')}"
-            lines.append(f"row_{name} = {row} * {self._number(memory.width)}")
-        for stage in range(max(loop.stage for loop in self.loops) + 1):
-            lines += self.before[stage]
-            for loop, body in self.loops.items():
-                if loop.stage == stage:
-                    lines += [*self._header(loop), *(f"    {line}" for line in body)]
-            lines += self.after[stage]
-        given = {f"s{i}": start for i, start in enumerate(starts)}
-        given |= {f"m{i}": name for i, name in enumerate(self.memories)}
-        given |= {name: str(size) for size, name in self.numbers.items()}
-        given |= {name: _bits(value) for name, value in self.floats.values()}
-        head = [f"B, w, index = {_read(_read('p', 0), 'b')}, {_read(_read('p', 1), 'b')}, {_read('p', 2)}"]
-        for at, name in enumerate(given, FIRST_ARGUMENTS):
-            value = _read("p", at)
-            value = _read(value, f"b * {_read('p', 3)}") if name[0] == "s" else value
-            head.append(f"{name} = {value.replace('i64', 'f64') if name[0] == 'c' else value}")
-        inner = "\n        ".join(lines)
-        outer = "\n    ".join([*head, "for r in range(B):"])
-        return Kernel(f"def kernel(b, p):\n    {outer}\n        {inner}\n", tuple(given.values()))
-
-    def _header(self, loop: _Loop) -> list[str]:
-        if not loop.at:
-            return [f"for j in range({self._number(loop.width)}):"]
-        begin, end = self._number(loop.begin) if loop.begin else "0", self._number(loop.begin + loop.width)
-        return [f"if {begin} <= {loop.at} < {end}:", f"    j = {loop.at} - {begin}"]
-
-
-def _read(address: str, at: int | str) -> str:
-    return f"load_i64({address}, {at}, {INDEX_SCOPE})"
-
-
-def _bits(value: float) -> str:
-    return str(struct.unpack("q", struct.pack("d", value))[0])

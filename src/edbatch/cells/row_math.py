@@ -21,7 +21,8 @@ def _extreme(name: str) -> Any:
         def emit(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
             kind = values[0].type
             signature = ir.FunctionType(kind, [kind, kind])
-            return builder.call(builder.module.declare_intrinsic(f"llvm.{name}", [kind], signature), values)
+            function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], signature)
+            return builder.call(function, values, fastmath=("nsz",))  # which zero it is does not matter
 
         return (a(a, b), emit) if a == b and isinstance(a, types.Float) else None
 
