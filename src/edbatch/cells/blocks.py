@@ -14,7 +14,7 @@ from collections.abc import Collection
 import torch
 
 from edbatch.cells.body import Body, Val
-from edbatch.cells.loops import PIECES
+from edbatch.cells.pieces import PIECES
 from edbatch.cells.program import Program
 from edbatch.cells.walking import is_list_of_products, is_product
 

@@ -21,7 +21,8 @@ from edbatch.cells.blocks import find_blocks
 from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.emit import Forms, add_up
 from edbatch.cells.fused_memory import FusedMemory, Mask
-from edbatch.cells.loops import FIRST_ARGUMENTS, Kernel, Loops, Memory
+from edbatch.cells.kernel_text import FIRST_ARGUMENTS, Kernel, Memory
+from edbatch.cells.loops import Loops
 from edbatch.cells.native import compile_kernels
 from edbatch.cells.phases import Phases
 from edbatch.cells.pointwise import DTYPES

@@ -13,8 +13,9 @@ import torch
 
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms
-from edbatch.cells.loops import SHIFTS, Memory
+from edbatch.cells.kernel_text import Memory
 from edbatch.cells.phases import Phases
+from edbatch.cells.pieces import SHIFTS
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import batched, shared

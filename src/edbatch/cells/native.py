@@ -32,6 +32,7 @@ from numpy import bool_, float32, float64, inf, int64, nan, sqrt
 
 from edbatch.cells.elements import *
 from edbatch.cells.fast_math import *
+from edbatch.cells.row_math import *
 
 globals().update({f"{name}_f32": function for name, function in FUNCTIONS32.items()})
 globals().update({f"{name}_f64": function for name, function in FUNCTIONS64.items()})
@@ -79,7 +80,9 @@ def _load(text: str, name: str) -> Any:
 def _runtime() -> str:
     """What kernels import: numba would not notice a change of it."""
     here = Path(__file__).parent
-    return "".join((here / file).read_text() for file in ("elements.py", "fast_math.py", "intrinsics.py"))
+    return "".join(
+        (here / file).read_text() for file in ("elements.py", "fast_math.py", "intrinsics.py", "row_math.py")
+    )
 
 
 @cache

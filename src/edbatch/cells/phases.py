@@ -12,12 +12,43 @@ from functools import cached_property
 
 import torch
 
-from edbatch.cells.body import Body, Val
-from edbatch.cells.loops import PIECES, is_soft
+from edbatch.cells.body import Body, Op, Val
+from edbatch.cells.pieces import PIECES
+from edbatch.cells.pointwise import DTYPES, FLOATS, is_known
 from edbatch.cells.program import Program
+from edbatch.cells.reductions import REDUCTIONS, is_reduction
 from edbatch.cells.rules import VIEWS
+from edbatch.spec import Spec
 
 aten = torch.ops.aten
+MOVES = {*PIECES, *REDUCTIONS} - {aten.view.default}  # elements depend on those of other places
+
+
+def is_soft(body: Body, index: int, exact_math: bool) -> bool:
+    """Whether a row value is computed element by element: by an elementwise op, as pieces of other values, or along
+    a row."""
+    op, spec = body.op(index), body.specs[index]
+    if op is None or not isinstance(spec, Spec) or spec.dtype not in DTYPES or not body.is_row[index]:
+        return False
+    if not all(isinstance(s := body.specs[v.index], Spec) and s.dtype in DTYPES for v in op.operands):
+        return False
+    if op.target in PIECES:
+        return PIECES[op.target](body, op) is not None
+    if op.target in REDUCTIONS:
+        return is_reduction(body, op, exact_math)
+    size = math.prod(spec.shape)
+    if op.target is aten._to_copy.default:
+        return body.spec(op.args[0]).device == spec.device and spec.dtype in DTYPES
+    plain = all(math.prod(body.spec(v).shape) in (1, size) for v in op.operands)
+    return plain and size > 0 and not _promotes(body, op) and is_known(op, exact_math)
+
+
+def _promotes(body: Body, op: Op) -> bool:
+    """Whether torch makes floats of integers or masks here, by rules that kernels do not know."""
+    if any(body.spec(v).dtype in FLOATS for v in op.operands):
+        return False
+    assert isinstance(op.spec, Spec)
+    return op.spec.dtype in FLOATS or any(isinstance(a, float) for a in (*op.args, *dict(op.kwargs).values()))
 
 
 class Phases:
@@ -63,7 +94,7 @@ class Phases:
         while len(readers.get(index, ())) == 1:
             (reader,) = readers[index]
             op = self.body.op(reader)
-            if reader not in self.soft or op is None or (op.target in PIECES and op.target is not aten.view.default):
+            if reader not in self.soft or op is None or op.target in MOVES:
                 break
             if math.prod(self.body.spec(Val(reader)).shape) != size:
                 break

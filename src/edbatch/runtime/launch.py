@@ -68,7 +68,7 @@ class Binding:
         return self._execution.addresses[2] + 8 * slot
 
     def arguments(self, *given: int) -> array[int]:
-        """What a generated kernel reads its arguments from, see `cells/loops.Kernel`; it lives as long as this."""
+        """What a generated kernel reads its arguments from, see `cells/kernel_text.Kernel`; it lives as long as this."""
         sizes, own, *_ = self._execution.addresses
         step = self._execution.plan.layout.slot_begin.shape[1]
         made = array("q", (sizes, own, self.index.data_ptr(), step, *given))
