@@ -26,6 +26,26 @@ def _declare(builder: Any, instruction: Any, scope: int) -> None:
     instruction.set_metadata("noalias", module.add_metadata([s for i, s in enumerate(scopes) if i != scope]))
 
 
+def _kept(kind: Any, memory: Any, size: int) -> Any:
+    """A load of which the bits of a mask are kept: all (-1) or none (0, and the result is 0 whatever lies there)."""
+    bits = ir.IntType(8 * size)
+
+    @intrinsic(prefer_literal=True)
+    def kept(context, address, i, mask, scope):
+        number = scope.literal_value
+
+        def emit(context, builder, signature, args):
+            pointer = builder.inttoptr(args[0], bits.as_pointer())
+            value = builder.load(builder.gep(pointer, [args[1]]), align=size)
+            _declare(builder, value, number)
+            mask = args[2] if size == 8 else builder.trunc(args[2], bits)
+            return builder.bitcast(builder.and_(value, mask), memory)
+
+        return kind(types.int64, types.int64, types.int64, scope), emit
+
+    return kept
+
+
 def _access(kind: Any, memory: Any, size: int) -> tuple[Any, Any]:
     """Load and store of one dtype; a bool is a byte in memory and a bit in registers."""
     is_bool = kind is types.boolean
@@ -60,4 +80,5 @@ def _access(kind: Any, memory: Any, size: int) -> tuple[Any, Any]:
 load_f32, store_f32 = _access(types.float32, ir.FloatType(), 4)
 load_f64, store_f64 = _access(types.float64, ir.DoubleType(), 8)
 load_i64, store_i64 = _access(types.int64, ir.IntType(64), 8)
+kept_f32, kept_f64 = _kept(types.float32, ir.FloatType(), 4), _kept(types.float64, ir.DoubleType(), 8)
 load_b8, store_b8 = _access(types.boolean, ir.IntType(8), 1)

@@ -39,12 +39,14 @@ class Fused:
     """`bind(binding)` gives `launch(b)`; `source` is its Python, `kernels` that of the loops it calls.
 
     products: those that run without torch, as (how many blocks, [B, length] × [length, columns] each).
+    scatters: the operands whose gradients kernels write, row by row.
     """
 
     bind: Callable[[Any], Callable[[int], None]]
     source: str
     kernels: tuple[str, ...]
     products: tuple[tuple[int, int, int], ...]
+    scatters: tuple[int, ...]
 
 
 def fuse(body: Body, program: Program, taken: Mask, exact_math: bool, name: str) -> Fused:
@@ -74,6 +76,7 @@ class _Fuser(FusedMemory):
             for slot, value in enumerate(program.returns or ())
             if value is not None and self._is_indexed(slot)
         }
+        self.scatters = tuple(self.gradients)
         self.blocks = find_blocks(body, program, self.soft, self._as_tensors())
 
     def _as_tensors(self) -> set[int]:
@@ -265,7 +268,8 @@ class _Fuser(FusedMemory):
     def _scatter(self, loops: Loops, slot: int) -> None:
         spec = self.body.rows[slot]
         target = self._bound(f"gradient{slot}", f"x.gradient({slot}).data_ptr()")
-        memory = Memory(target, "index", math.prod(spec.shape), DTYPES[spec.dtype], f"x.start({slot})")
+        width, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
+        memory = Memory(target, "index", width, dtype, f"x.start({slot})", f"x.way({slot})")
         loops.scatter(self.gradients.pop(slot), memory)
 
     def _run(self, loops: Loops) -> None:
@@ -295,4 +299,5 @@ class _Fuser(FusedMemory):
         functions = compile_kernels([k.source for k in self.kernels], name)
         namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}
         exec(compile(source, f"<{self.program.name} of {name}>", "exec"), namespace)
-        return Fused(namespace["bind"], source, tuple(k.source for k in self.kernels), tuple(self.products))
+        kernels = tuple(k.source for k in self.kernels)
+        return Fused(namespace["bind"], source, kernels, tuple(self.products), self.scatters)

@@ -29,6 +29,7 @@ class Memory(NamedTuple):
     width: int
     dtype: str
     start: str = ""  # of "index": the address of where the rows of the first batch begin in the index
+    way: str = ""  # of gradients: the address of what the first batch keeps of what is there, see `gradient_rows`
 
 
 class Kernel(NamedTuple):
@@ -137,13 +138,14 @@ class KernelText:
                     lines += [*self._header(loop), *(f"    {line}" for line in body)]
             lines += self.after[stage]
         given = {f"s{i}": start for i, start in enumerate(starts)}
+        given |= {f"k{i}": memory.way for i, memory in enumerate(self.memories.values()) if memory.way}
         given |= {f"m{i}": name for i, name in enumerate(self.memories)}
         given |= {name: str(size) for size, name in self.numbers.items()}
         given |= {name: _bits(value) for name, value in self.floats.values()}
         head = [f"B, w, index = {_read(_read('p', 0), 'b')}, {_read(_read('p', 1), 'b')}, {_read('p', 2)}"]
         for at, name in enumerate(given, FIRST_ARGUMENTS):
             value = _read("p", at)
-            value = _read(value, f"b * {_read('p', 3)}") if name[0] == "s" else value
+            value = _read(value, f"b * {_read('p', 3)}") if name[0] in "sk" else value
             head.append(f"{name} = {value.replace('i64', 'f64') if name[0] == 'c' else value}")
         inner = "\n        ".join(lines)
         outer = "\n    ".join([*head, "for r in range(B):"])

@@ -57,13 +57,14 @@ class Loops(KernelText):
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {place}, {text}, {self._scope(to)})")
 
     def scatter(self, value: int, to: Memory) -> None:
-        """Add all elements of a value to what is there; rows may repeat from one row of the batch to the next."""
+        """Add all elements of a value to what is kept there; rows may repeat from one row of the batch to the next."""
         self.scatters.add(to.name)
         for begin, width in self._ranges(value):
             loop = Loop(self._stage(value), width)
             text = self._element(_Range(value, begin, width), loop)
             at = self._at(to, begin)
-            before = f"load_{to.dtype}({self._name(to)}, {at}, {SCATTER_SCOPE})"
+            kept = self._name(to).replace("m", "k")
+            before = f"kept_{to.dtype}({self._name(to)}, {at}, {kept}, {SCATTER_SCOPE})"
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {at}, {before} + {text}, {SCATTER_SCOPE})")
 
     # Numbers of rows; see `reductions.Rows`.

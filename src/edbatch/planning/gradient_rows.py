@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edbatch.planning.frontier import kernel
 from edbatch.planning.batch_order import Bools
+from edbatch.planning.frontier import kernel
 from edbatch.planning.graph import Ints
 
 ADD, STORE = -1, 0  # what is done to what lies there: all of its bits are kept, or none

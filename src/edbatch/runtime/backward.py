@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +17,8 @@ from edbatch.frontend.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.forward import Execution
 from edbatch.runtime.launch import Binding, adding_back
+
+LARGE = 1 << 21  # bytes of an arena; to find out what needs no zeros takes as long as to write some
 
 
 class BatchedFunction(torch.autograd.Function):
@@ -54,7 +57,7 @@ def backward(
 ) -> list[Tensor | None]:
     """The gradients of `inputs`, given those of the results."""
     lease = Lease(execution.lease.pool, "gradients")
-    arenas = _gradient_arenas(execution, lease)
+    arenas, ways = _gradient_arenas(execution, lease, groups)
     for group, gradient in zip(groups, grads, strict=True):
         if gradient is not None and group.needs_grad:
             arena = arenas[execution.plan.recording.arena_of[group.spec]]
@@ -65,7 +68,7 @@ def backward(
         for training, size in zip(execution.training, execution.type_sizes, strict=True)
     ]
     sums: list[dict[Any, Any]] = [{} for _ in execution.types]
-    launch = [_launcher(execution, arenas, deferred[t], sums[t], lease, t) for t in range(len(execution.types))]
+    launch = [_launcher(execution, arenas, ways, deferred[t], sums[t], lease, t) for t in range(len(execution.types))]
     batch_types = execution.operands.batch_types
     for batch in range(len(batch_types) - 1, -1, -1):
         run = launch[batch_types[batch]]
@@ -77,8 +80,11 @@ def backward(
     return [_given(total.get(id(tensor)), tensor) for tensor in inputs]
 
 
-def _gradient_arenas(execution: Execution, lease: Lease) -> list[Tensor | None]:
-    """Zeros beside every arena in which some value needs a gradient."""
+def _gradient_arenas(execution: Execution, lease: Lease, groups: list[Group]) -> tuple[list[Tensor | None], np.ndarray]:
+    """Memory beside every arena in which some value needs a gradient: zeros, but for rows that are written once.
+
+    Returns also whether the gradients of a batch's operand are added or stored; see `planning/gradient_rows`.
+    """
     plan = execution.plan
     assert execution.needs is not None
     needed = set(plan.recording.table.output_arenas[execution.needs.differentiable].tolist())
@@ -87,15 +93,53 @@ def _gradient_arenas(execution: Execution, lease: Lease) -> list[Tensor | None]:
         for t, spec in zip(plan.recording.outside, plan.recording.outside_specs, strict=True)
         if t.requires_grad
     }
-    return [
-        lease.take(spec, arena.shape[0]).zero_() if i in needed else None
+    arenas = [
+        lease.take(spec, arena.shape[0]) if i in needed else None
         for i, (spec, arena) in enumerate(zip(plan.recording.arenas, execution.arenas, strict=True))
     ]
+    large = [i for i, arena in enumerate(arenas) if arena is not None and arena.nbytes >= LARGE]
+    ways, adds = _written_once(execution, groups, large)
+    for i, arena in enumerate(arenas):
+        if arena is not None and i in adds and 2 * len(adds[i]) < len(arena):
+            arena.index_fill_(0, torch.from_numpy(adds[i]), 0)
+        elif arena is not None:
+            arena.zero_()
+    return arenas, ways
+
+
+def _written_once(
+    execution: Execution, groups: list[Group], large: list[int]
+) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+    """Of each batch and slot, whether its gradients are added or stored; of large arenas the rows that need zeros."""
+    from edbatch.planning.gradient_rows import ADD, stored_rows
+
+    layout, arena_of = execution.plan.layout, execution.operands.arena_of
+    shape = len(execution.types), layout.slot_begin.shape[1]
+    can_store, first_rows = np.zeros(shape, np.bool_), np.full(shape, -1)
+    for t, training in enumerate(execution.training):
+        can_store[t, list(getattr(getattr(training, "backward", None), "scatters", ()))] = True
+    if not large or not can_store.any():
+        return np.full(layout.slot_begin.shape, ADD), {}
+    starts = dict(zip(large, np.cumsum([0, *layout.arena_rows[large]]).tolist(), strict=False))
+    for t, arenas in enumerate(arena_of):
+        first_rows[t, : len(arenas)] = [starts.get(arena, -1) for arena in arenas]
+    results = [np.empty(0, np.int64)]
+    for group in groups:
+        arena = execution.plan.recording.arena_of[group.spec]
+        if arena in starts:
+            results.append(starts[arena] + execution.plan.group_rows(group))
+    ways, adds = stored_rows(
+        layout.index, layout.slot_begin, layout.slot_size, execution.plan.schedule.batch_types, first_rows, can_store,
+        np.concatenate(results), int(layout.arena_rows[large].sum()),
+    )  # fmt: skip
+    rows = layout.arena_rows.tolist()
+    return ways, {i: np.flatnonzero(adds[start : start + rows[i]]) for i, start in starts.items()}
 
 
 def _launcher(
     execution: Execution,
     arenas: list[Tensor | None],
+    ways: np.ndarray,
     deferred: list[Tensor],
     sums: dict[Any, Any],
     lease: Lease,
@@ -106,10 +150,10 @@ def _launcher(
     if training is None:
         return None
     if execution.only_copies[t]:
-        return adding_back(Binding(execution, t, lease).with_gradients(arenas, deferred, sums))
+        return adding_back(Binding(execution, t, lease).with_gradients(arenas, ways, deferred, sums))
     bind = getattr(training.backward, "bind", None)
     if bind is not None:
-        launch: Callable[[int], None] = bind(Binding(execution, t, lease).with_gradients(arenas, deferred, sums))
+        launch: Callable[[int], None] = bind(Binding(execution, t, lease).with_gradients(arenas, ways, deferred, sums))
         return launch
     return lambda batch: _batch_backward(execution, arenas, deferred, sums, batch, t)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -35,14 +36,23 @@ class Binding:
         self._deferred: list[Tensor] = []
         self.sums: dict[Any, Any] = {}
         self._gradients: list[Tensor | None] = []
+        self._ways = np.empty((0, 0), np.int64)
         self._held: list[Any] = []
         self._buffers: dict[int, tuple[Part, bool]] = {}
         self._scratch: dict[int, Part] = {}
 
-    def with_gradients(self, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any]) -> Binding:
-        """For backward: the arenas of gradients, and where what waits for the end goes."""
-        self._gradients, self._deferred, self.sums = arenas, deferred, sums
+    def with_gradients(
+        self, arenas: list[Tensor | None], ways: np.ndarray, deferred: list[Tensor], sums: dict[Any, Any]
+    ) -> Binding:
+        """For backward: the arenas of gradients, how they are written, and where what waits for the end goes."""
+        self._gradients, self._ways, self._deferred, self.sums = arenas, ways, deferred, sums
         return self
+
+    def way(self, slot: int) -> int:
+        """The address of the number that says whether the gradients of an operand of the first batch are added or
+        stored."""
+        address: int = self._ways.ctypes.data
+        return address + 8 * slot
 
     def tensor(self, group: str, number: int) -> Tensor:
         """One of the type's own buffers: of outs, saved, deferred or out_grads."""
@@ -68,7 +78,7 @@ class Binding:
         return self._execution.addresses[2] + 8 * slot
 
     def arguments(self, *given: int) -> array[int]:
-        """What a generated kernel reads its arguments from, see `cells/kernel_text.Kernel`; it lives as long as this."""
+        """What a generated kernel reads its arguments from, see `kernel_text.Kernel`; it lives as long as this."""
         sizes, own, *_ = self._execution.addresses
         step = self._execution.plan.layout.slot_begin.shape[1]
         made = array("q", (sizes, own, self.index.data_ptr(), step, *given))
