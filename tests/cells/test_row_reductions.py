@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import edbatch
+from edbatch.cells.phases import LONGEST_CHAIN
 from edbatch.models.label_loss import LabelLoss
 
 LABELS = [0, 5, 2, 3, 2]
@@ -177,6 +178,19 @@ def test_elementwise_ops_beside_a_reduction_share_loops(compiled):
     (kernel,) = the_cell(batched).infer.kernels
     assert kernel.count("for j in range(") == 3  # of the row, of one element, of the row again
     assert kernel.count("tanh_f64(") == 2
+
+
+def test_long_chains_are_cut(compiled):
+    """Every stage computes again what it reads; so a chain along rows ends in memory, where the next one begins."""
+
+    def chain(x):
+        for _ in range(10):
+            x = (x * 3).softmax(-1)
+        return x
+
+    batched = assert_equal(edbatch.cell(chain), rows())
+    (training,) = the_cell(batched)._trainings.values()
+    assert all(kernel.count("exp_f64(") <= LONGEST_CHAIN * (LONGEST_CHAIN + 1) for kernel in training.forward.kernels)
 
 
 STEPS = [

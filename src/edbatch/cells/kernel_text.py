@@ -154,7 +154,10 @@ class KernelText:
     def _header(self, loop: Loop) -> list[str]:
         if not loop.at:
             return [f"for j in range({self._number(loop.width)}):"]
-        begin, end = self._number(loop.begin) if loop.begin else "0", self._number(loop.begin + loop.width)
+        end = self._number(loop.begin + loop.width)
+        if loop.begin == 0:
+            return [f"if {loop.at} < {end}:", f"    j = {loop.at}"]
+        begin = self._number(loop.begin)
         return [f"if {begin} <= {loop.at} < {end}:", f"    j = {loop.at} - {begin}"]
 
 

@@ -22,6 +22,7 @@ from edbatch.spec import Spec
 
 aten = torch.ops.aten
 MOVES = {*PIECES, *REDUCTIONS} - {aten.view.default}  # elements depend on those of other places
+LONGEST_CHAIN = 4  # of ops along rows in one kernel
 
 
 def is_soft(body: Body, index: int, exact_math: bool) -> bool:
@@ -54,9 +55,21 @@ def _promotes(body: Body, op: Op) -> bool:
 class Phases:
     def __init__(self, body: Body, program: Program, exact_math: bool) -> None:
         self.body, self.program = body, program
-        self.soft = {i for i in program.ops if is_soft(body, i, exact_math)}
+        self.soft = self._soft(exact_math)
         self.hard = [i for i in program.ops if i not in self.soft and not self.is_view(i)]
         self.level = self._levels()
+
+    def _soft(self, exact_math: bool) -> set[int]:
+        """Soft ops, but no longer chains along rows: each of them computes again what it reads."""
+        length: dict[int, int] = {}
+        for index in self.program.ops:
+            if is_soft(self.body, index, exact_math):
+                op = self.body.op(index)
+                assert op is not None
+                before = max((length.get(v.index, 0) for v in op.operands), default=0)
+                if before < LONGEST_CHAIN or op.target not in REDUCTIONS:
+                    length[index] = before + (op.target in REDUCTIONS)
+        return set(length)
 
     def _levels(self) -> dict[int, int]:
         """The phase of every op; of a soft one, the first kernel that can compute it."""

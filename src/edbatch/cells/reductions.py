@@ -81,7 +81,7 @@ _FIRST = Kind(_LAST, "min({0}, {1})")
 
 
 def _total(loops: Rows, text: str, values: Sequence[Val], *rows: Row) -> Row:
-    """The sum of a term of floats: in float64, for that is what torch's own order of adding is worth."""
+    """The sum of a term of floats, in float64: torch adds in pairs, and rounding must not be worse here."""
     return loops.reduce(_TOTAL, Element(f"float64({text})", values, rows))
 
 
@@ -252,7 +252,7 @@ def _one_place(body: Body, op: Op) -> bool:
 
 class Rule(NamedTuple):
     fits: Callable[[Body, Op], bool]
-    element: Callable[[Any, Op], Element]
+    element: Callable[[Rows, Op], Element]
     is_exact: bool = True  # or by functions that only come close to torch's
 
 
