@@ -45,12 +45,14 @@ class Kernel(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop over j; with `at`, a row's variable, over the one place j that it says, if that lies in this range."""
+    """A loop over j; with `at`, a row's variable, over the one place j that it says, if that lies in this range; with
+    `columns`, over the rows i and the columns k of a matrix, of which j is the place."""
 
     stage: int
     width: int
     at: str = ""
     begin: int = 0
+    columns: int = 0
 
 
 class KernelText:
@@ -83,13 +85,13 @@ class KernelText:
         assert text is not None
         return text
 
-    def _at(self, memory: Memory, begin: int, moving: bool = True) -> str:
+    def _at(self, memory: Memory, begin: int, place: str = "j") -> str:
         row = "" if memory.rows == "shared" else f"row_{self._name(memory)} + "
         if memory.rows == "blocks":
             block, begin = divmod(begin, memory.width)
             row += f"{block} * B * {self._number(memory.width)} + " if block else ""
         shift = "" if begin == 0 else f"{self._number(begin)} + "
-        return f"{row}{shift}{'j' if moving else '0'}"
+        return f"{row}{shift}{place}"
 
     def _variable(self, loop: Loop, text: str) -> str:
         if text.isidentifier():
@@ -135,7 +137,8 @@ class KernelText:
             lines += self.before[stage]
             for loop, body in self.loops.items():
                 if loop.stage == stage:
-                    lines += [*self._header(loop), *(f"    {line}" for line in body)]
+                    indent = "        " if loop.columns else "    "
+                    lines += [*self._header(loop), *(f"{indent}{line}" for line in body)]
             lines += self.after[stage]
         given = {f"s{i}": start for i, start in enumerate(starts)}
         given |= {f"k{i}": memory.way for i, memory in enumerate(self.memories.values()) if memory.way}
@@ -152,6 +155,9 @@ class KernelText:
         return Kernel(f"def kernel(b, p):\n    {outer}\n        {inner}\n", tuple(given.values()))
 
     def _header(self, loop: Loop) -> list[str]:
+        if loop.columns:
+            high, wide = self._number(loop.width // loop.columns), self._number(loop.columns)
+            return [f"for i in range({high}):", f"    for k in range({wide}):", f"        j = i * {wide} + k"]
         if not loop.at:
             return [f"for j in range({self._number(loop.width)}):"]
         end = self._number(loop.begin + loop.width)

@@ -20,6 +20,7 @@ import torch
 
 from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.kernel_text import SCATTER_SCOPE, KernelText, Loop, Memory
+from edbatch.cells.outer import behind_shifts, columns, is_column
 from edbatch.cells.pieces import PADDING, PIECES, SHIFTS
 from edbatch.cells.pointwise import CASTS, FLOATS, expression
 from edbatch.cells.reductions import ONLY, REDUCTIONS, Element, Kind, Row
@@ -51,7 +52,7 @@ class Loops(KernelText):
     def store(self, value: int, to: Memory) -> None:
         """Store all elements of a value."""
         for begin, width in self._ranges(value):
-            loop = Loop(self._stage(value), width)
+            loop = self._loop(value, begin, width)
             text = self._element(_Range(value, begin, width), loop)
             place = self._at(to, begin)
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {place}, {text}, {self._scope(to)})")
@@ -60,12 +61,26 @@ class Loops(KernelText):
         """Add all elements of a value to what is kept there; rows may repeat from one row of the batch to the next."""
         self.scatters.add(to.name)
         for begin, width in self._ranges(value):
-            loop = Loop(self._stage(value), width)
+            loop = self._loop(value, begin, width)
             text = self._element(_Range(value, begin, width), loop)
             at = self._at(to, begin)
             kept = self._name(to).replace("m", "k")
             before = f"kept_{to.dtype}({self._name(to)}, {at}, {kept}, {SCATTER_SCOPE})"
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {at}, {before} + {text}, {SCATTER_SCOPE})")
+
+    def _loop(self, value: int, begin: int, width: int) -> Loop:
+        wide = self._columns(value)
+        fits = wide and begin % wide == 0 and width % wide == 0
+        return Loop(self._stage(value), width, columns=wide if fits else 0)
+
+    def _columns(self, value: int) -> int:
+        """The columns of a matrix that is made of a column and a row, if a value is made of one; see `outer`."""
+        op = self.body.op(value)
+        if self.find(value) is not None or op is None or not self.body.is_row[value] or op.target in REDUCTIONS:
+            return 0
+        size = self._size(value)
+        same = (self._columns(v.index) for v in op.operands if self._size(v.index) == size)
+        return columns(self.body, op) or next(filter(None, same), 0)
 
     # Numbers of rows; see `reductions.Rows`.
     def reduce(self, kind: Kind, term: Element) -> Row:
@@ -193,7 +208,7 @@ class Loops(KernelText):
         memory = self.find(at.value)
         op = self.body.op(at.value)
         if memory is not None:
-            return self._load(memory, at, loop)
+            return self._load(memory, at.begin, loop, "j" if at.width > 1 or loop.width == 1 else "0")
         assert op is not None
         if not self.body.is_row[at.value]:
             assert op.target is aten.full.default
@@ -239,11 +254,15 @@ class Loops(KernelText):
         dtypes = [self.body.spec(v).dtype for v in op.operands]
         dtype = next((d for d in dtypes if d is not torch.bool), torch.int64)
 
+        wide = columns(self.body, op)
+
         def operand(tree: Any, place: int = 0) -> Any:
             if isinstance(tree, float) and dtype in FLOATS and op.target is not aten.pow.Tensor_Scalar:
                 return self._float(tree, (at.value, place), dtype)
             if not isinstance(tree, Val):
                 return tree
+            if wide and self._size(tree.index) not in (1, self._size(at.value)):
+                return self._border(tree, wide, at, loop)
             return self._element(self._same(tree.index, at), loop)
 
         if op.target is aten._to_copy.default:
@@ -255,6 +274,20 @@ class Loops(KernelText):
         assert text is not None
         return self._variable(loop, text)
 
+    def _border(self, value: Val, wide: int, at: _Range, loop: Loop) -> str:
+        """The element of a column or a row that belongs to a place of their matrix."""
+        base, begin = behind_shifts(self.body, value, lambda i: self.find(i) is not None)
+        memory = self.find(base)
+        assert memory is not None, "see `Phases`"
+        row, column = at.begin // wide, at.begin % wide
+        if loop.columns != wide or column:
+            place = f"({self._place(at, loop)} {'//' if is_column(self.body, value) else '%'} {self._number(wide)})"
+        elif is_column(self.body, value):
+            place = f"({self._number(row)} + i)" if row else "i"
+        else:
+            place = "k"
+        return self._load(memory, begin, loop, place)
+
     def _without_zeros(self, op: Op, texts: list[Any]) -> str | None:
         """A sum with a piece of padding is the other operand."""
         if op.target is aten.add.Tensor and not op.kwargs and len(op.operands) == 2:
@@ -262,6 +295,6 @@ class Loops(KernelText):
             return str(texts[1]) if left else str(texts[0]) if right else None
         return None
 
-    def _load(self, memory: Memory, at: _Range, loop: Loop) -> str:
-        place = self._at(memory, at.begin, moving=at.width > 1 or loop.width == 1)
-        return self._variable(loop, f"load_{memory.dtype}({self._name(memory)}, {place}, {self._scope(memory)})")
+    def _load(self, memory: Memory, begin: int, loop: Loop, place: str) -> str:
+        at = self._at(memory, begin, place)
+        return self._variable(loop, f"load_{memory.dtype}({self._name(memory)}, {at}, {self._scope(memory)})")

@@ -13,6 +13,7 @@ from functools import cached_property
 import torch
 
 from edbatch.cells.body import Body, Op, Val
+from edbatch.cells.outer import behind_shifts, columns
 from edbatch.cells.pieces import PIECES
 from edbatch.cells.pointwise import DTYPES, FLOATS, is_known
 from edbatch.cells.program import Program
@@ -40,8 +41,8 @@ def is_soft(body: Body, index: int, exact_math: bool) -> bool:
     size = math.prod(spec.shape)
     if op.target is aten._to_copy.default:
         return body.spec(op.args[0]).device == spec.device and spec.dtype in DTYPES
-    plain = all(math.prod(body.spec(v).shape) in (1, size) for v in op.operands)
-    return plain and size > 0 and not _promotes(body, op) and is_known(op, exact_math)
+    plain = all(math.prod(body.spec(v).shape) in (1, size) for v in op.operands) or columns(body, op)
+    return bool(plain) and size > 0 and not _promotes(body, op) and is_known(op, exact_math)
 
 
 def _promotes(body: Body, op: Op) -> bool:
@@ -67,9 +68,19 @@ class Phases:
                 op = self.body.op(index)
                 assert op is not None
                 before = max((length.get(v.index, 0) for v in op.operands), default=0)
+                if any(base in length for base in self._borders(index)):
+                    continue  # kernels only find the column and the row of a matrix in memory
                 if before < LONGEST_CHAIN or op.target not in REDUCTIONS:
                     length[index] = before + (op.target in REDUCTIONS)
         return set(length)
+
+    def _borders(self, index: int) -> list[int]:
+        """What the column and the row are ranges of that an op makes a matrix of; see `outer`."""
+        op, size = self.body.op(index), math.prod(self.body.spec(Val(index)).shape)
+        if op is None or not columns(self.body, op):
+            return []
+        found = [v for v in op.operands if math.prod(self.body.spec(v).shape) not in (1, size)]
+        return [behind_shifts(self.body, v, self.program.inputs.__contains__)[0] for v in found]
 
     def _levels(self) -> dict[int, int]:
         """The phase of every op; of a soft one, the first kernel that can compute it."""
@@ -127,9 +138,11 @@ class Phases:
         return found
 
     def read_by_torch(self) -> set[int]:
-        """The values that torch ops read, or sums over rows."""
+        """The values that torch ops read, or sums over rows; also those that kernels read at places of their own."""
         found = {v.index for _, v in self.program.sums}
         for index in self.program.ops:
             if index not in self.soft:
                 found |= {self.root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
+            else:
+                found.update(self._borders(index))
         return found

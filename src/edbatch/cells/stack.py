@@ -12,6 +12,7 @@ import torch
 
 from edbatch.cells.body import Body, Draft, Op, Val, live_values
 from edbatch.cells.concatenations import batch_pieces, read_pieces
+from edbatch.cells.reductions import REDUCTIONS
 from edbatch.cells.simplify import view
 from edbatch.cells.walking import behind_views, is_product, shared_first, walk
 from edbatch.spec import Spec
@@ -25,7 +26,7 @@ def stack_products(body: Body) -> Body:
 
 
 def _bias_apart(body: Body) -> Body:
-    """addmm(bias, a, w) as mm(a, w) + bias, where elementwise ops read it."""
+    """addmm(bias, a, w) as mm(a, w) + bias, where generated kernels read it."""
     readers: dict[int, list[int]] = {}
     for index, op in enumerate(body.ops, body.num_inputs):
         for v in op.operands:
@@ -36,7 +37,7 @@ def _bias_apart(body: Body) -> Body:
         assert op is not None
         if op.target in (aten.view.default, aten.slice.Tensor):
             return all(map(is_elementwise, readers.get(index, ())))
-        return torch.Tag.pointwise in getattr(op.target, "tags", ())
+        return torch.Tag.pointwise in getattr(op.target, "tags", ()) or op.target in REDUCTIONS
 
     def rewrite(draft: Draft, index: int, op: Op, now: dict[int, Val]) -> Val:
         if op.target is aten.addmm.default and not op.kwargs and isinstance(op.spec, Spec) and op.spec.shape[0] == 1:
