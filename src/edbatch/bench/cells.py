@@ -24,6 +24,7 @@ from edbatch.bench import measure
 from edbatch.bench.cells_of_paper import CELLS
 from edbatch.bench.measure import BenchError
 from edbatch.cells.compiled import CompiledCell, compile_cell
+from edbatch.cells.kernel import Read
 from edbatch.planning.cell_layout import CellLayout
 from edbatch.runtime.launch import Binding
 from edbatch.spec import Spec
@@ -117,7 +118,7 @@ class OneBatch(Binding):
         self._index, self._numbers = np.arange(size), np.array([size, 0])
         self._held: list[Any] = []
         self._tensors: dict[int, Tensor] = {}
-        fused = cell.fused((False,) * len(self.operands), exact_math=False)
+        fused = cell.fused((Read.ROWS,) * len(self.operands), exact_math=False)
         assert fused is not None, "these cells can be fused"
         self.pro = fused.prologue(cell.bound)
         self._launch = fused.infer.bind(self)

@@ -19,7 +19,7 @@ from edbatch.cells.body import Body, live_values
 from edbatch.cells.capture import Captured, capture
 from edbatch.cells.emit import emit
 from edbatch.cells.hoisting import Piece, hoist
-from edbatch.cells.kernel import Mask, Take
+from edbatch.cells.kernel import Mask, Reads, Take
 from edbatch.cells.program import Emitted, Program
 from edbatch.cells.recapture import Recapture
 from edbatch.cells.simplify import simplify
@@ -89,19 +89,19 @@ class CompiledCell:
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
     _trainings: dict[tuple[Mask, Mask, Mask], Training] = field(default_factory=dict, repr=False, compare=False)
-    _fused: dict[tuple[Mask, bool], FusedCell | None] = field(default_factory=dict, repr=False, compare=False)
+    _fused: dict[tuple[Reads, bool], FusedCell | None] = field(default_factory=dict, repr=False, compare=False)
 
-    def fused(self, taken: Mask, exact_math: bool) -> FusedCell | None:
+    def fused(self, reads: Reads, exact_math: bool) -> FusedCell | None:
         """The cell as launches of fused kernels, for the CPU; see `FusedCell`. None if that was given up."""
-        if (taken, exact_math) not in self._fused:
+        if (reads, exact_math) not in self._fused:
             from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
 
-            self._fused.setdefault((taken, exact_math), FusedCell(self, taken, exact_math))
-        return self._fused[taken, exact_math]
+            self._fused.setdefault((reads, exact_math), FusedCell(self, reads, exact_math))
+        return self._fused[reads, exact_math]
 
     def give_up(self, fused: FusedCell) -> None:
         """A fused form cannot be made: it is not tried again."""
-        self._fused[fused.taken, fused.exact_math] = None
+        self._fused[fused.reads, fused.exact_math] = None
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
         values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound], take)

@@ -10,6 +10,7 @@ gradients of operands are added to the rows they came from.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,7 +21,8 @@ from edbatch.cells import blas
 from edbatch.cells.blocks import find_blocks
 from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.emit import Forms, add_up
-from edbatch.cells.fused_memory import FusedMemory, Mask
+from edbatch.cells.fused_memory import FusedMemory
+from edbatch.cells.kernel import Reads
 from edbatch.cells.kernel_text import FIRST_ARGUMENTS, Kernel, Memory
 from edbatch.cells.loops import Loops
 from edbatch.cells.native import compile_kernels
@@ -49,19 +51,19 @@ class Fused:
     scatters: tuple[int, ...]
 
 
-def fuse(body: Body, program: Program, taken: Mask, exact_math: bool, name: str) -> Fused:
+def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
     """Emit a program.
 
     Args:
-        taken: which row operands are read as tensors first (sums of rows, numbers), not row by row inside the kernels.
+        reads: how each row operand is found.
         name: of the cell, for the message while its kernels are compiled.
     """
-    return _Fuser(body, program, taken, exact_math).emit(name)
+    return _Fuser(body, program, reads, exact_math).emit(name)
 
 
 class _Fuser(FusedMemory):
-    def __init__(self, body: Body, program: Program, taken: Mask, exact_math: bool) -> None:
-        super().__init__(body, program, taken, Phases(body, program, exact_math))
+    def __init__(self, body: Body, program: Program, reads: Reads, exact_math: bool) -> None:
+        super().__init__(body, program, reads, Phases(body, program, exact_math))
         self.exact_math, self.level = exact_math, self.phases.level
         self.kernels: list[Kernel] = []
         self.waiting: dict[int, list[str]] = {}  # products that run together next: their numbers, see `_blas.c`
@@ -291,9 +293,9 @@ class _Fuser(FusedMemory):
     def _bind(self, name: str) -> Fused:
         before = "".join(f"    {k} = {text}\n" for k, text in self.prelude.items())
         lines = "".join(f"        {line}\n" for line in self.lines)
+        sizes = "        B, w = n[b], own[b]\n" if re.search(r"\b[Bw]\b", lines) else ""
         source = (
-            f"def bind(x):\n    n, own = x.sizes, x.own\n{before}"
-            f"    def launch(b):\n        B, w = n[b], own[b]\n{lines}"
+            f"def bind(x):\n    n, own = x.sizes, x.own\n{before}    def launch(b):\n{sizes}{lines}"
             "    launch.memory = x  # addresses keep nothing alive\n    return launch\n"
         )
         functions = compile_kernels([k.source for k in self.kernels], name)

@@ -16,7 +16,7 @@ import torch
 from edbatch.cells.body import Body
 from edbatch.cells.emit import emit
 from edbatch.cells.fused import Fused, fuse
-from edbatch.cells.kernel import Mask, Take
+from edbatch.cells.kernel import Mask, Reads, Take
 from edbatch.cells.program import Emitted, Program
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.stack import stack_products
@@ -41,10 +41,10 @@ class FusedTraining:
 
 @dataclass(frozen=True)
 class FusedCell:
-    """`taken`: which operands are read as tensors first; see `fuse`."""
+    """`reads`: how each operand is found."""
 
     cell: CompiledCell
-    taken: Mask
+    reads: Reads
     exact_math: bool
     _trainings: dict[tuple[Mask, Mask, Mask], FusedTraining] = field(default_factory=dict, repr=False, compare=False)
 
@@ -88,4 +88,4 @@ class FusedCell:
         return [text for program in programs for text in (program.source, *program.kernels)]
 
     def _fuse(self, body: Body, program: Program) -> Fused:
-        return fuse(body, program, self.taken, self.exact_math, f"{self.cell.name} ({program.name})")
+        return fuse(body, program, self.reads, self.exact_math, f"{self.cell.name} ({program.name})")

@@ -13,6 +13,7 @@ import torch
 
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Emitter, Form, Forms
+from edbatch.cells.kernel import Read, Reads
 from edbatch.cells.kernel_text import Memory
 from edbatch.cells.phases import Phases
 from edbatch.cells.pieces import SHIFTS
@@ -22,13 +23,12 @@ from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-Mask = tuple[bool, ...]
 
 
 class FusedMemory(Emitter):
-    def __init__(self, body: Body, program: Program, taken: Mask, phases: Phases) -> None:
+    def __init__(self, body: Body, program: Program, reads: Reads, phases: Phases) -> None:
         super().__init__(body, program)
-        self.taken, self.phases, self.soft = taken, phases, phases.soft
+        self.reads, self.phases, self.soft = reads, phases, phases.soft
         self.prelude: dict[str, str] = {}  # variable -> what it is bound to, once per mini-batch
         self.home: dict[int, Place | str] = dict(program.inputs)  # of values in memory: a buffer, or a scratch tensor
         self.addresses: dict[int, Memory] = {}
@@ -62,6 +62,8 @@ class FusedMemory(Emitter):
             return Memory(arena, "index", width, dtype, f"x.start({home.number})")
         if isinstance(home, Place) and home.group != "rows":
             return self._own(home, width, dtype)
+        if isinstance(home, Place) and self.reads[home.number] is Read.NUMBERS and dtype == "i64":
+            return Memory(self._bound(f"numbers{home.number}", f"x.numbers({home.number})"), "own", width, dtype)
         rows = "local" if self.body.is_row[index] else "shared"
         tensor = self.assign(Val(index), f"{self.raw(Val(index))}.contiguous()", pinned=True)
         return Memory(self.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
@@ -76,7 +78,7 @@ class FusedMemory(Emitter):
 
     def _is_indexed(self, slot: int) -> bool:
         """Whether kernels read (and add gradients to) the rows of an operand themselves."""
-        return not self.taken[slot] and self.body.rows[slot].dtype in DTYPES
+        return self.reads[slot] is Read.ROWS and self.body.rows[slot].dtype in DTYPES
 
     def _scratch(self, index: int, shape: Sequence[Any]) -> None:
         self.scratch_shapes[index] = tuple(shape)

@@ -10,6 +10,7 @@ tensors over all rows at once).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
@@ -18,6 +19,17 @@ from edbatch.spec import Spec
 
 Tensors = Sequence[torch.Tensor | None]
 Mask = tuple[bool, ...]
+
+
+class Read(Enum):
+    """How a fused cell finds an operand."""
+
+    ROWS = "rows of an arena, which kernels look up themselves"
+    TENSOR = "made before: a sum of rows, say"
+    NUMBERS = "numbers of a batch, which lie in the plan; whole ones are read there"
+
+
+Reads = tuple[Read, ...]
 Take = Callable[[Spec], torch.Tensor]  # memory for a tensor of a spec
 
 

@@ -19,7 +19,7 @@ from edbatch.planning.layout import Layout, Slot, plan
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.frozen import prologue
-from edbatch.runtime.launch import Binding, copies, copying, is_taken
+from edbatch.runtime.launch import Binding, copies, copying, reading
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
 from edbatch.spec import Spec
@@ -37,7 +37,7 @@ class Compiling:
     def kernel(self, node_type: NodeType) -> Any:
         """The kernel that runs a type on the CPU: its fused form if it has one."""
         fused = getattr(node_type.kernel, "fused", None)
-        return (fused and fused(tuple(map(is_taken, node_type.slots)), self.exact_math)) or node_type.kernel
+        return (fused and fused(tuple(map(reading, node_type.slots)), self.exact_math)) or node_type.kernel
 
 
 OFF = Compiling(on=False)

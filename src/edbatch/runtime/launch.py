@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edbatch.cells.kernel import Read
 from edbatch.planning.layout import Slot
 from edbatch.runtime.arena import Lease, Part
 from edbatch.runtime.rows import NAMES, row_kernels
@@ -84,6 +85,11 @@ class Binding:
         made = array("q", (sizes, own, self.index.data_ptr(), step, *given))
         self._held.append(made)
         return made
+
+    def numbers(self, slot: int) -> int:
+        """The address of an operand that is one whole number a row, of all batches."""
+        first = self._execution.operands.batch_types.index(self._type)
+        return self.index.data_ptr() + 8 * self.begin[first][slot]
 
     def arena(self, slot: int) -> Tensor:
         """The arena that an operand's rows lie in."""
@@ -245,6 +251,11 @@ def adding_back(x: Binding) -> Callable[[int], None]:
 @lru_cache(1024)
 def _on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
     return Spec(shape, dtype, torch.device("cpu"))
+
+
+def reading(kind: Slot) -> Read:
+    """How a fused cell finds an operand."""
+    return Read.NUMBERS if kind == Slot.DATA else Read.TENSOR if is_taken(kind) else Read.ROWS
 
 
 def is_taken(kind: Slot) -> bool:
