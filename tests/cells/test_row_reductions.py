@@ -12,6 +12,7 @@ from torch import nn
 
 import edbatch
 from edbatch.cells.phases import LONGEST_CHAIN
+from edbatch.cells.reductions import WIDEST
 from edbatch.models.label_loss import LabelLoss
 
 LABELS = [0, 5, 2, 3, 2]
@@ -98,6 +99,14 @@ def test_widths(compiled, width):
     x, labels = rows(width, dtype=torch.float32), [i % width for i in range(ROWS)]
     cell = edbatch.cell(lambda x, n: (F.cross_entropy(x, n), x.argmax(), x.softmax(0), x[n - width] * x.sum()))
     assert_equal(cell, x, labels, tolerance=5e-6)
+
+
+def test_wide_rows_are_read_by_torch(compiled):
+    """It has more threads; single elements stay in kernels."""
+    cell = edbatch.cell(lambda x, n: (F.cross_entropy(x, n), x.argmax()))
+    batched = assert_equal(cell, rows(WIDEST, dtype=torch.float32), LABELS, tolerance=1e-5)
+    text = "".join(sources(the_cell(batched)))
+    assert [op for op in LEFT if op in text] == ["softmax", "argm"]
 
 
 @pytest.mark.parametrize("label", [-1, 6, 10**12, -(10**12)])

@@ -18,6 +18,9 @@ from edbatch.cells.pointwise import CASTS, DTYPES, FLOATS, number
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
+# Elements of a row that is read whole: from here on torch, which uses all threads, is as fast with one, and with two
+# takes two thirds of the time.
+WIDEST = 4096
 _LAST = "int64(9223372036854775807)"
 
 
@@ -74,8 +77,8 @@ class Rows(Protocol):
 
 
 ONLY = Kind("int64(0)", "{1}")  # of one place
-_LARGEST = {dtype: Kind(f"{CASTS[dtype]}(-inf)", "larger({0}, {1})") for dtype in FLOATS}
-_SMALLEST = {dtype: Kind(f"{CASTS[dtype]}(inf)", "smaller({0}, {1})") for dtype in FLOATS}
+_LARGEST = {dtype: Kind(f"upper_key({CASTS[dtype]}(-inf))", "max({0}, {1})") for dtype in FLOATS}
+_SMALLEST = {dtype: Kind(f"lower_key({CASTS[dtype]}(inf))", "min({0}, {1})") for dtype in FLOATS}
 _TOTAL, _COUNT = Kind("float64(0)", "plus({0}, {1})"), Kind("int64(0)", "{0} + {1}")
 _FIRST = Kind(_LAST, "min({0}, {1})")
 
@@ -100,16 +103,26 @@ def _mean(loops: Rows, op: Op) -> Element:
     return _alone(loops.row(f"{CASTS[loops.body.spec(x).dtype]}({total} / float64({loops.size(x)}))", total))
 
 
-def _extreme(kinds: dict[torch.dtype, Kind]) -> Callable[[Rows, Op], Element]:
-    return lambda loops, op: _alone(loops.reduce(kinds[loops.body.spec(op.args[0]).dtype], Element("{0}", op.operands)))
+def _largest(loops: Rows, x: Val) -> Row:
+    key = loops.reduce(_LARGEST[loops.body.spec(x).dtype], Element("upper_key({0})", [x]))
+    return loops.row(f"of_key({key})", key)
 
 
-def _place_of(kinds: dict[torch.dtype, Kind]) -> Callable[[Rows, Op], Element]:
+def _smallest(loops: Rows, x: Val) -> Row:
+    key = loops.reduce(_SMALLEST[loops.body.spec(x).dtype], Element("lower_key({0})", [x]))
+    return loops.row(f"of_key({key})", key)
+
+
+def _extreme(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]:
+    return lambda loops, op: _alone(find(loops, op.args[0]))
+
+
+def _place_of(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]:
     """The first place of an extreme; of a NaN, if there is one, for then the extreme is NaN."""
 
     def rule(loops: Rows, op: Op) -> Element:
         (x,) = op.operands
-        extreme = loops.reduce(kinds[loops.body.spec(x).dtype], Element("{0}", [x]))
+        extreme = find(loops, x)
         text = f"({{j}} if {{0}} == {extreme} or {{0}} != {{0}} else {_LAST})"
         return _alone(loops.reduce(_FIRST, Element(text, [x], [extreme])))
 
@@ -119,7 +132,7 @@ def _place_of(kinds: dict[torch.dtype, Kind]) -> Callable[[Rows, Op], Element]:
 def _exponentials(loops: Rows, x: Val) -> tuple[str, Row, Row]:
     """exp(element - largest) as a text, the largest, and the sum of these."""
     dtype = loops.body.spec(x).dtype
-    top = loops.reduce(_LARGEST[dtype], Element("{0}", [x]))
+    top = _largest(loops, x)
     text = f"exp_{DTYPES[dtype]}({{0}} - {top})"
     return text, top, _total(loops, text, [x], top)
 
@@ -148,7 +161,7 @@ def _logsumexp(loops: Rows, op: Op) -> Element:
     (x,) = op.operands
     dtype = loops.body.spec(x).dtype
     zero = number(0, dtype)
-    top = loops.reduce(_LARGEST[dtype], Element("{0}", [x]))
+    top = _largest(loops, x)
     top = loops.row(f"({zero} if abs({top}) == {number(math.inf, dtype)} else {top})", top)
     log = _log(loops, x, _total(loops, f"exp_{DTYPES[dtype]}({{0}} - {top})", [x], top))
     return _alone(loops.row(f"{log} + {top}", log, top))
@@ -200,10 +213,10 @@ def _alone(row: Row) -> Element:
 
 # Which ops fit.
 def _along(body: Body, op: Op) -> bool:
-    """Along all elements of its first operand, which has some."""
+    """Along all elements of its first operand, which has some and not too many."""
     shape, dims = body.spec(op.args[0]).shape, op.args[1] if len(op.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims or range(len(shape))
-    return _is_flat(shape, dims)
+    return _is_flat(shape, dims) and math.prod(shape) < WIDEST
 
 
 def _is_flat(shape: Sequence[int], dims: Sequence[int]) -> bool:
@@ -231,7 +244,7 @@ def _backward(body: Body, op: Op) -> bool:
     gradient, result, dim, _ = op.args
     spec = body.spec(result)
     same = spec.dtype in FLOATS and body.spec(gradient) == spec == op.spec
-    return same and _is_flat(spec.shape, [dim])
+    return same and _is_flat(spec.shape, [dim]) and math.prod(spec.shape) < WIDEST
 
 
 def _one_place(body: Body, op: Op) -> bool:
@@ -258,9 +271,9 @@ class Rule(NamedTuple):
 
 REDUCTIONS: dict[Any, Rule] = {
     aten.sum.dim_IntList: Rule(_summable, _sum), aten.mean.dim: Rule(_floats, _mean),
-    aten.amax.default: Rule(_floats, _extreme(_LARGEST)), aten.amin.default: Rule(_floats, _extreme(_SMALLEST)),
-    aten.argmax.default: Rule(_orderable, _place_of(_LARGEST)),
-    aten.argmin.default: Rule(_orderable, _place_of(_SMALLEST)),
+    aten.amax.default: Rule(_floats, _extreme(_largest)), aten.amin.default: Rule(_floats, _extreme(_smallest)),
+    aten.argmax.default: Rule(_orderable, _place_of(_largest)),
+    aten.argmin.default: Rule(_orderable, _place_of(_smallest)),
     aten._softmax.default: Rule(_floats, _softmax, False),
     aten._log_softmax.default: Rule(_floats, _log_softmax, False),
     aten.logsumexp.default: Rule(_floats, _logsumexp, False),

@@ -1,7 +1,8 @@
-"""What reduces a row in generated kernels: numba intrinsics whose order LLVM may choose, so that their loops vectorise.
+"""What reduces a row in generated kernels: numba intrinsics in whose order LLVM is free, so that their loops vectorise.
 
-In and out: scalars inside compiled functions. Plain code may not be reordered without fast-math flags, and those would
-change all else a kernel computes; here the one instruction that gathers the result carries the permission.
+In and out: scalars inside compiled functions. Sums and extremes of floats depend on the order, and fast-math flags
+would change all else a kernel computes. Here only the addition of a sum carries such a flag, and extremes are those of
+integers.
 """
 
 from __future__ import annotations
@@ -12,24 +13,51 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+_INTS: dict[Any, Any] = {types.float32: (types.int32, ir.IntType(32)), types.float64: (types.int64, ir.IntType(64))}
+_FLOATS: dict[Any, Any] = {types.int32: (types.float32, ir.FloatType()), types.int64: (types.float64, ir.DoubleType())}
 
-def _extreme(name: str) -> Any:
-    """The larger or smaller one of two floats; NaN if one is NaN, as in torch."""
+
+def _flip(builder: ir.IRBuilder, bits: Any) -> Any:
+    """The bits of a float as an integer of the same order, and back: those of negative numbers count downwards."""
+    kind = bits.type
+    sign = builder.ashr(bits, kind(kind.width - 1))
+    return builder.xor(bits, builder.and_(sign, kind(2 ** (kind.width - 1) - 1)))
+
+
+def _key(nan_is_largest: bool) -> Any:
+    """A float as an integer of the same order, in which NaN comes last (or first): what decides extremes in torch."""
 
     @intrinsic
-    def extreme(typing: Any, a: Any, b: Any) -> Any:
+    def key(typing: Any, x: Any) -> Any:
+        if x not in _INTS:
+            return None
+        found, kind = _INTS[x]
+
         def emit(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
-            kind = values[0].type
-            signature = ir.FunctionType(kind, [kind, kind])
-            function = builder.module.declare_intrinsic(f"llvm.{name}", [kind], signature)
-            return builder.call(function, values, fastmath=("nsz",))  # which zero it is does not matter
+            last = 2 ** (kind.width - 1)
+            nan = kind(last - 1 if nan_is_largest else -last)
+            bits = _flip(builder, builder.bitcast(values[0], kind))
+            return builder.select(builder.fcmp_unordered("uno", values[0], values[0]), nan, bits)
 
-        return (a(a, b), emit) if a == b and isinstance(a, types.Float) else None
+        return found(x), emit
 
-    return extreme
+    return key
 
 
-larger, smaller = _extreme("maximum"), _extreme("minimum")
+upper_key, lower_key = _key(True), _key(False)
+
+
+@intrinsic
+def of_key(typing: Any, key: Any) -> Any:
+    """The float of a key."""
+    if key not in _FLOATS:
+        return None
+    found, kind = _FLOATS[key]
+
+    def emit(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
+        return builder.bitcast(_flip(builder, values[0]), kind)
+
+    return found(key), emit
 
 
 @intrinsic
