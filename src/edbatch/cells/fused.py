@@ -292,7 +292,7 @@ class _Fuser(FusedMemory):
 
     def _bind(self, name: str) -> Fused:
         before = "".join(f"    {k} = {text}\n" for k, text in self.prelude.items())
-        lines = "".join(f"        {line}\n" for line in self.lines)
+        lines = "".join(f"        {line}\n" for line in self.lines or ["pass"])
         sizes = "        B, w = n[b], own[b]\n" if re.search(r"\b[Bw]\b", lines) else ""
         source = (
             f"def bind(x):\n    n, own = x.sizes, x.own\n{before}    def launch(b):\n{sizes}{lines}"
