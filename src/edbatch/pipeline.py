@@ -26,11 +26,12 @@ from torch import Tensor, nn
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
 from edbatch.frontend.interception import Shortcuts, recording
+from edbatch.frontend.joining import join
 from edbatch.frontend.kernels import KernelCache
 from edbatch.frontend.known_examples import KnownExamples
 from edbatch.frontend.names import Names
 from edbatch.frontend.paths import Paths
-from edbatch.frontend.pieces import PieceRecorder, join
+from edbatch.frontend.pieces import PieceRecorder
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
@@ -140,7 +141,7 @@ class Pipeline:
                 return None
             if not known.take(call, recorder, examples):
                 return None
-        return join(call.pieces, examples, self.type_sets, call.world.joined)
+        return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
         device = self._device()

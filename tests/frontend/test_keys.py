@@ -4,6 +4,7 @@ import copy
 import random
 import re
 import threading
+from itertools import chain
 
 import pytest
 import torch
@@ -72,15 +73,17 @@ def test_debug_finds_other_tensors_and_says_nothing_of_right_keys():
 
 
 def test_pieces_are_bounded(monkeypatch):
-    monkeypatch.setattr(known_examples, "MAX_NODES", 3 * known_examples.OVERHEAD)
     _, batched = scorer()
-    for steps in STEPS:
-        batched(XS[:1], [steps])
-    known = batched.pipeline.known
-    assert known._num_nodes <= known_examples.MAX_NODES
-    assert known._num_nodes == sum(len(p.types) + known_examples.OVERHEAD for p in known._pieces.values())
-    assert calls_of(lambda: batched(XS[:1], [4])) == 0  # used last
-    assert calls_of(lambda: batched(XS[:1], [1])) == 1  # used first
+    batched(XS, STEPS)
+    (world,) = batched.pipeline.known._worlds
+    monkeypatch.setattr(known_examples, "MAX_BYTES", world.bank.num_bytes * 8 // 7 + 8)  # an eighth is dropped at once
+    for steps in (3, 1, 4, 2):
+        assert calls_of(lambda steps=steps: batched(XS[:1], [steps])) == 0
+    batched(XS[:1], [5])
+    assert world.bank.num_bytes == world.bank.sizes().sum() <= known_examples.MAX_BYTES
+    assert sorted(chain(*world.numbers.values())) == [2, 4, 5]
+    assert [calls_of(lambda steps=steps: batched(XS[:1], [steps])) for steps in (5, 4, 2)] == [0, 0, 0]
+    assert calls_of(lambda: batched(XS[:1], [3])) == 1
 
 
 def test_worlds_are_bounded(monkeypatch):
@@ -91,7 +94,7 @@ def test_worlds_are_bounded(monkeypatch):
         batched(XS, STEPS)
     known = batched.pipeline.known
     assert len(known._worlds) == 2
-    assert len(known._pieces) == 8
+    assert [world.bank.num_pieces for world in known._worlds] == [4, 4]
     assert calls_of(lambda: batched(XS, STEPS)) == 0
 
 

@@ -44,7 +44,8 @@ class Context(NamedTuple):
 
     @staticmethod
     def current() -> Context:
-        autocast = tuple((d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d))
+        devices = ("cpu", "cuda") if torch._C._is_any_autocast_enabled() else ()
+        autocast = tuple([(d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)])
         grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
         return Context(grad, autocast, torch.get_default_dtype())
 

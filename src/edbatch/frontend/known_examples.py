@@ -11,53 +11,71 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from itertools import chain, count
+from dataclasses import dataclass, field
+from itertools import chain, count, repeat
 from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError, WrongKeyError
+from edbatch.frontend.joining import JoinedTypes
 from edbatch.frontend.kernels import Context
+from edbatch.frontend.piece_bank import PieceBank, Structure
 from edbatch.frontend.piece_differences import difference
-from edbatch.frontend.pieces import JoinedTypes, Piece, PieceRecorder, Structure, Types, cut
+from edbatch.frontend.pieces import PieceRecorder, Types, cut
 from edbatch.frontend.watch import SCALARS, Watch
-from edbatch.spec import Spec, float_bits
+from edbatch.planning.layout import Ints
+from edbatch.spec import float_bits
 
-MAX_NODES = 4_000_000  # of all pieces that are kept, about 50 bytes each; those used last are kept longest
-OVERHEAD = 50  # a piece without nodes takes as much memory as one with so many
+MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
 MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
+
+Form = tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]  # of an example: the tensors in its columns
 
 
 @dataclass(eq=False)
 class World:
-    """All that recordings depend on besides the examples, and the types of the pieces recorded there.
+    """All that recordings depend on besides the examples, and the pieces recorded there.
 
-    joined: the types of mini-batches of those pieces.
+    numbers: of the pieces in the bank, by the forms and the keys of examples. joined: the types of mini-batches.
     """
 
-    number: int
     mode: Hashable
     keywords: list[Any]  # kept alive: marks hold ids of tensors
     watch: Watch
-    types: Types
-    joined: JoinedTypes
+    bank: PieceBank = field(default_factory=PieceBank)
+    numbers: dict[Form, dict[Hashable, int]] = field(default_factory=dict)
+    types: Types = field(default_factory=WeakValueDictionary)
+    joined: JoinedTypes = field(default_factory=dict)
+
+    def keep_only(self, kept: Ints) -> None:
+        """Drop all other pieces. Calls that are under way still use the bank as it was."""
+        bank = PieceBank()
+        number_of = dict(zip(kept.tolist(), bank.append(self.bank, kept).tolist(), strict=True))
+        numbers = {
+            form: {key: number_of[number] for key, number in known.items() if number in number_of}
+            for form, known in self.numbers.items()
+        }
+        self.bank, self.numbers = bank, {form: known for form, known in numbers.items() if known}
+        self.joined.clear()
 
 
 @dataclass
 class Call:
-    """What is known of a mini-batch: `pieces` of known examples; `unknown` are to be recorded."""
+    """A mini-batch: which of its examples are known, and its pieces as far as they are."""
 
     world: World
     keys: list[Hashable]
-    places: list[Hashable]  # where each example's piece is kept, None if nowhere
-    pieces: list[Any]  # None of an unknown example
-    unknown: Sequence[int]
+    forms: list[Form]
+    unknown: Sequence[int]  # the examples to be recorded
+    bank: PieceBank
+    numbers: Ints  # of the examples' pieces in the bank, -1 where there is none yet
 
 
 class KnownExamples:
@@ -69,10 +87,8 @@ class KnownExamples:
         self.structures: list[Structure] = []
         self.report = ""  # on the last call, for people
         self._root = root
-        self._pieces: dict[Hashable, Piece] = {}
-        self._num_nodes = 0
         self._worlds: list[World] = []  # the one used last comes last
-        self._numbers = count()
+        self._clock = count()
         self._given_up = ""
         self._lock = threading.RLock()
 
@@ -82,33 +98,33 @@ class KnownExamples:
         if self._given_up or marks is None:
             self.report = self._given_up or "key is not used: a keyword is neither a tensor, a module nor a constant"
             return None
-        keys = self._keys(examples)
+        keys, forms = self._keys(examples), _forms(examples)
+        nothing: dict[Hashable, int] = {}
         with self._lock:
             world = self._world((Context.current(), torch.is_inference_mode_enabled(), marks), keywords)
-            places = _places(world, keys, examples)
-            pieces = [None if place is None else self._find(place) for place in places]
-        unknown = range(len(examples)) if self.debug else [i for i, piece in enumerate(pieces) if piece is None]
+            bank, of_form = world.bank, world.numbers
+            if forms.count(forms[0]) == len(forms):  # the usual case, at half the time
+                known = list(map(of_form.get(forms[0], nothing).get, keys, repeat(-1)))
+            else:
+                known = [of_form.get(form, nothing).get(key, -1) for form, key in zip(forms, keys, strict=True)]
+            unknown: Sequence[int] = [i for i, number in enumerate(known) if number < 0] if min(known) < 0 else []
+            numbers = np.array(known, dtype=np.int64)
+            bank.last_used[numbers[numbers >= 0] if unknown else numbers] = next(self._clock)
+        unknown = range(len(examples)) if self.debug else unknown
         self.report = f"key: {len(examples) - len(unknown)} of {len(examples)} examples were known"
-        return Call(world, keys, places, pieces, unknown)
+        return Call(world, keys, forms, unknown, bank, numbers)
 
     def take(self, call: Call, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
         recorded = [examples[i] for i in call.unknown]
         with self._lock:
-            pieces = cut(recorder, recorded, call.world.types)
-            if pieces is None:
+            bank = cut(recorder, recorded, call.world.types)
+            if bank is None:
                 self.give_up()
                 return False
-            for i, piece, change in zip(call.unknown, pieces, recorder.changes, strict=True):
-                known = call.pieces[i]
-                if self.debug and known is None and call.places[i] is not None:
-                    known = self._pieces.get(call.places[i])  # of an example before this one
-                if known is not None and (found := change or difference(known, piece)) is not None:
-                    raise _wrong_key(call.keys[i], i, found)
-                call.pieces[i] = piece
-                if change is None and call.places[i] is not None:
-                    self._keep(call.places[i], piece)
+            self._keep(call, bank, self._lasting(call, bank, recorder.changes))
             self._watch(call.world, recorder)
+        _put_together(call, bank)
         changes = Counter(filter(None, recorder.changes))
         self.report += "".join(f"; {n} will always be recorded: {change}" for change, n in changes.items())
         return True
@@ -118,42 +134,57 @@ class KnownExamples:
         with self._lock:
             self._given_up = "key is not used: an example uses values of another one of its mini-batch"
             self.report = self._given_up
-            for world in list(self._worlds):
-                self._forget(world)
+            self._worlds.clear()
 
     def _keys(self, examples: Sequence[Sequence[Any]]) -> list[Hashable]:
-        keys: list[Hashable] = []
+        key, keys = self.key, []
         try:
             for example in examples:
-                keys.append(self.key(*example))
+                keys.append(key(*example))
         except Exception as error:
             error.add_note(f"while computing the key of example {len(keys)} of the mini-batch")
             raise
-        for i, key in enumerate(keys) if any(map(_is_no_key, set(map(type, keys)))) else ():
-            if _is_no_key(type(key)):
+        for i, found in enumerate(keys) if any(map(_is_no_key, set(map(type, keys)))) else ():
+            if _is_no_key(type(found)):
                 raise BatchError(
-                    f"the key of example {i} is of type {type(key).__name__}, by which it cannot be found again; give "
-                    "a number, a string or a tuple of them that names the example"
+                    f"the key of example {i} is of type {type(found).__name__}, by which it cannot be found again; "
+                    "give a number, a string or a tuple of them that names the example"
                 )
         return keys
 
-    def _find(self, place: Hashable) -> Piece | None:
-        piece = self._pieces.pop(place, None)
-        if piece is not None:
-            self._pieces[place] = piece  # used last, kept longest
-        return piece
+    def _lasting(self, call: Call, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
+        """Which of the pieces just recorded are to be kept: the first one of each key that is not known."""
+        first: dict[tuple[Form, Hashable], int] = {}
+        for piece, (i, change) in enumerate(zip(call.unknown, changes, strict=True)):
+            number, place = int(call.numbers[i]), (call.forms[i], call.keys[i])
+            if self.debug and (number >= 0 or place in first):
+                before = bank.piece(first[place]) if number < 0 else call.bank.piece(number)
+                if (found := change or difference(before, bank.piece(piece))) is not None:
+                    raise _wrong_key(call.keys[i], i, found)
+            if number < 0 and change is None and call.keys[i] is not None:
+                first.setdefault(place, piece)
+        return list(first.values())
 
-    def _keep(self, place: Hashable, piece: Piece) -> None:
-        self._drop(place)
-        self._pieces[place] = piece
-        self._num_nodes += len(piece.types) + OVERHEAD
-        while self._num_nodes > MAX_NODES:
-            self._drop(next(iter(self._pieces)))
+    def _keep(self, call: Call, bank: PieceBank, pieces: list[int]) -> None:
+        world = call.world
+        numbers = world.bank.append(bank, np.array(pieces, dtype=np.int64))
+        world.bank.last_used[numbers] = next(self._clock)
+        for piece, number in zip(pieces, numbers.tolist(), strict=True):
+            i = call.unknown[piece]
+            world.numbers.setdefault(call.forms[i], {})[call.keys[i]] = number
+        if sum(world.bank.num_bytes for world in self._worlds) > MAX_BYTES:
+            self._drop_oldest()
 
-    def _drop(self, place: Hashable) -> None:
-        piece = self._pieces.pop(place, None)
-        if piece is not None:
-            self._num_nodes -= len(piece.types) + OVERHEAD
+    def _drop_oldest(self) -> None:
+        """Drop the pieces that were not used for longest: an eighth of all, so that this is not done too often."""
+        banks = [world.bank for world in self._worlds]
+        oldest_last = np.argsort(-np.concatenate([bank.last_used[: bank.num_pieces] for bank in banks]), kind="stable")
+        sizes = np.concatenate([bank.sizes() for bank in banks])
+        is_kept = np.empty(len(sizes), np.bool_)
+        is_kept[oldest_last] = np.cumsum(sizes[oldest_last]) <= MAX_BYTES - MAX_BYTES // 8
+        ends = np.cumsum([bank.num_pieces for bank in banks])
+        for world, of_world in zip(self._worlds, np.split(is_kept, ends[:-1]), strict=True):
+            world.keep_only(np.flatnonzero(of_world))
 
     def _world(self, mode: Hashable, keywords: dict[str, Any]) -> World:
         """The world as it is now."""
@@ -163,10 +194,9 @@ class KnownExamples:
         else:
             leaves = pytree.tree_leaves(keywords)
             roots = [*([] if self._root is None else [self._root]), *[v for v in leaves if isinstance(v, nn.Module)]]
-            world = World(next(self._numbers), mode, leaves, Watch(roots), WeakValueDictionary(), {})
+            world = World(mode, leaves, Watch(roots))
             self._worlds.append(world)
-            if len(self._worlds) > MAX_WORLDS:
-                self._forget(self._worlds[0])
+            del self._worlds[:-MAX_WORLDS]
         if self._worlds[-1] is not world:
             self._worlds.remove(world)
             self._worlds.append(world)
@@ -175,31 +205,31 @@ class KnownExamples:
     def _watch(self, world: World, recorder: PieceRecorder) -> None:
         """Watch the modules that were called, also those that only a closure leads to."""
         world.watch.add(recorder.called_modules())
-        if len(world.watch) > MAX_MODULES:
-            self._forget(world)
-
-    def _forget(self, world: World) -> None:
-        if world in self._worlds:
+        if len(world.watch) > MAX_MODULES and world in self._worlds:
             self._worlds.remove(world)
-        for place in [place for place in self._pieces if place[0] == world.number]:  # type: ignore[index]
-            self._drop(place)
 
 
 def _is_no_key(kind: type) -> bool:
     return issubclass(kind, Tensor) or kind.__hash__ is None
 
 
-def _places(world: World, keys: list[Hashable], examples: Sequence[Sequence[Any]]) -> list[Hashable]:
-    """Where the pieces of examples are kept: by their keys, and by the specs of the tensors in their columns."""
-    number, columns = world.number, len(examples[0])
+def _forms(examples: Sequence[Sequence[Any]]) -> list[Form]:
     if not any(issubclass(t, Tensor) for t in set(map(type, chain.from_iterable(examples)))):
-        return [None if key is None else (number, key, columns) for key in keys]
+        return [(None,) * len(examples[0])] * len(examples)
     return [
-        None
-        if key is None
-        else (number, key, columns, *[Spec.of(x) if isinstance(x, Tensor) else None for x in example])
-        for key, example in zip(keys, examples, strict=True)
+        tuple([(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in example])
+        for example in examples
     ]
+
+
+def _put_together(call: Call, recorded: PieceBank) -> None:
+    """Let the call have one bank, of the known pieces and those that were recorded."""
+    bank = PieceBank()
+    is_known = np.ones(len(call.numbers), np.bool_)
+    is_known[call.unknown] = False
+    call.numbers[is_known] = bank.append(call.bank, call.numbers[is_known])
+    call.numbers[~is_known] = bank.append(recorded, np.arange(recorded.num_pieces))
+    call.bank = bank
 
 
 def _marks(keywords: dict[str, Any]) -> Hashable | None:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from edbatch.frontend.pieces import Piece
+from edbatch.frontend.piece_bank import Piece
 from edbatch.planning.layout import Slot
 
 
@@ -49,9 +49,9 @@ def _of_args(before: Piece, now: Piece) -> str | None:
 
 
 def _of_outside(before: Piece, now: Piece) -> str | None:
-    for i, (b, n) in enumerate(zip(before.outside, now.outside, strict=True)):
+    for i, (b, n) in enumerate(zip(before.others.outside, now.others.outside, strict=True)):
         if not _is_same(b, n):
-            return f"tensor number {i} that it uses ({before.outside_specs[i]}) has other values than before"
+            return f"tensor number {i} that it uses ({before.others.outside_specs[i]}) has other values than before"
     return None
 
 

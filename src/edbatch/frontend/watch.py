@@ -39,8 +39,9 @@ class Watch:
         self._tables = [module.__dict__ for module in self._modules]
         self._tables += [module.__dict__[name] for module in self._modules for name in TABLES]
         self._lengths = list(map(len, self._tables))
-        self._names = list(chain.from_iterable(self._tables))
-        self._values = list(chain.from_iterable(map(dict.values, self._tables)))
+        self._filled = [table for table in self._tables if table]  # most are empty
+        self._names = list(chain.from_iterable(self._filled))
+        self._values = list(chain.from_iterable(map(dict.values, self._filled)))
         tensors = [t for m in self._modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
         self._tensors = [(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors]
         self._state = self._take_state()
@@ -66,9 +67,9 @@ class Watch:
         return True
 
     def _is_same(self) -> bool:
-        if list(map(len, self._tables)) != self._lengths or list(chain.from_iterable(self._tables)) != self._names:
+        if list(map(len, self._tables)) != self._lengths or list(chain.from_iterable(self._filled)) != self._names:
             return False
-        if not all(map(is_, chain.from_iterable(map(dict.values, self._tables)), self._values)):
+        if not all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._values)):
             return False
         for tensor, dtype, shape, device, requires_grad in self._tensors:
             if tensor.dtype is not dtype or tensor.shape != shape or tensor.device != device:
