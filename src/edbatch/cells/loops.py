@@ -47,6 +47,7 @@ class Loops(KernelText):
         self.along: dict[int, Element] = {}  # of ops along rows
         self.stages: dict[int, int] = {}  # of values: the first in which their elements can be computed
         self.rows: dict[Any, Row] = {}  # by what they are
+        self.wide: dict[int, int] = {}  # of values: see `_columns`
 
     # What is stored.
     def store(self, value: int, to: Memory) -> None:
@@ -75,12 +76,14 @@ class Loops(KernelText):
 
     def _columns(self, value: int) -> int:
         """The columns of a matrix that is made of a column and a row, if a value is made of one; see `outer`."""
-        op = self.body.op(value)
-        if self.find(value) is not None or op is None or not self.body.is_row[value] or op.target in REDUCTIONS:
-            return 0
-        size = self._size(value)
-        same = (self._columns(v.index) for v in op.operands if self._size(v.index) == size)
-        return columns(self.body, op) or next(filter(None, same), 0)
+        if value not in self.wide:
+            op, size = self.body.op(value), self._size(value)
+            if self.find(value) is not None or op is None or not self.body.is_row[value] or op.target in REDUCTIONS:
+                self.wide[value] = 0
+            else:
+                same = [self._columns(v.index) for v in op.operands if self._size(v.index) == size]
+                self.wide[value] = columns(self.body, op) or max(same, default=0)
+        return self.wide[value]
 
     # Numbers of rows; see `reductions.Rows`.
     def reduce(self, kind: Kind, term: Element) -> Row:
