@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from edbatch.frontend.known_calls import ModuleCall, signature_of
+from edbatch.frontend.known_calls import ModuleCall, replace_method, signature_of
 from edbatch.frontend.lazy import Lazy
 from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.frontend.recorder import Recorder, module_call
@@ -151,12 +151,13 @@ def _recording_cat(original: Any) -> Any:
 class _Patches:
     """Replaces methods and functions of torch while at least one recording is under way.
 
-    Each is made from the one it replaces.
+    Each is made from the one it replaces, and kept for the next time.
     """
 
     def __init__(self, makers: list[tuple[Any, str, Callable[[Any], Any]]]):
         self._makers = makers
         self._originals: list[Any] = []
+        self._made: list[Any] = []
         self._lock = threading.Lock()
         self._users = 0
 
@@ -164,16 +165,21 @@ class _Patches:
         with self._lock:
             self._users += 1
             if self._users == 1:
-                self._originals = [cls.__dict__[name] for cls, name, _ in self._makers]
-                for (cls, name, make), original in zip(self._makers, self._originals, strict=True):
-                    setattr(cls, name, make(original))
+                originals = [cls.__dict__[name] for cls, name, _ in self._makers]
+                if originals != self._originals:
+                    self._made = [make(o) for (_, _, make), o in zip(self._makers, originals, strict=True)]
+                    self._originals = originals
+                self._put(self._made)
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
             self._users -= 1
             if self._users == 0:
-                for (cls, name, _), original in zip(self._makers, self._originals, strict=True):
-                    setattr(cls, name, original)
+                self._put(self._originals)
+
+    def _put(self, methods: list[Any]) -> None:
+        for (cls, name, _), method in zip(self._makers, methods, strict=True):
+            (replace_method if cls is nn.Module else setattr)(cls, name, method)
 
 
 _GRAD_MODES: dict[type, Callable[[Any], bool]] = {

@@ -17,7 +17,7 @@ from edbatch.frontend.lazy import Lazy, PendingSum
 from edbatch.spec import float_bits
 
 try:
-    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers
+    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, replace_method
 
     RECORDS_IN_C = True
 except ImportError:
@@ -40,11 +40,12 @@ except ImportError:
     def ModuleCall(active: Any, otherwise: Any) -> Any:  # type: ignore[no-redef]
         return otherwise
 
+    replace_method = setattr
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]
+__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "replace_method", "signature_of"]
 
 
 class _NoValue:
