@@ -164,11 +164,11 @@ def test_rows_of_a_concatenated_matrix(small_blocks):
     assert_equal(edbatch.cell(Cell().double()), rows(2, DIM), rows(2, DIM))
 
 
-def test_matrices_are_gathered_once(small_blocks):
-    """Both matrices are read where they lie side by side for the product of both."""
+def test_matrices_are_gathered_at_most_once(small_blocks):
+    """Both matrices are read where they lie, or by torch where they lie side by side for the product of both."""
     columns = [rows(DIM, DIM), rows(), rows(DIM, DIM), rows()]
     cell = the_cell(assert_equal(edbatch.cell(BinaryMV(DIM).double()), *columns))
-    assert launch_of(cell.infer).count("read") == 2  # the vectors
+    assert launch_of(cell.infer).count("read") == (0 if blas.gemm(torch.float64) else 2)  # the vectors
 
 
 @pytest.mark.parametrize("threads", [1, 2])

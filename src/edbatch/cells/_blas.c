@@ -1,14 +1,15 @@
 /* Products of a batch by MKL's batched GEMM, called as generated kernels are: with the number of the batch and the
 address of numbers that say what to do. A call of torch.bmm with its views takes some 6 microseconds longer.
 
-The numbers, all of 64 bits: those that every kernel gets (see `loops.py`); then the address of the function, the
-number of bytes of an element, how many products there are; then of each product the fields of `Product`. */
+The numbers, all of 64 bits: those that every kernel gets (see `kernel_text.py`); then the address of the function, the
+number of bytes of an element, how many products there are; then of each product the fields of `Product` or, where
+every row has matrices of its own, of `RowProduct`. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
 enum { MOST_PRODUCTS = 16, MOST_BLOCKS = 128, ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 };
-enum { LOCAL, OWN, INDEX }; /* where the rows of an operand lie, see `loops.Memory` */
+enum { LOCAL, OWN, INDEX, SHARED }; /* where the rows of an operand lie, see `kernel_text.Memory` */
 
 typedef struct {
     int64_t *sizes, *own, *index, step;
@@ -87,26 +88,81 @@ static void run(const Header *h, int64_t b) {
                     sizes);
 }
 
-static PyObject *products(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+/* A matrix of every row of the batch, or one that all of them share. */
+typedef struct {
+    int64_t rows;   /* LOCAL, OWN, INDEX or SHARED */
+    char *address;  /* of the first row, as in `Product` */
+    int64_t *begin; /* INDEX: where a batch's rows begin in `index` */
+    int64_t width, offset, stride, is_transposed;
+} Matrix;
+
+/* Of every row: out = left x right, [m, k] x [k, n], or out += left x right. */
+typedef struct {
+    int64_t m, n, k, adds;
+    Matrix left, right, out;
+} RowProduct;
+
+static void *matrix_of(const Header *h, const Matrix *matrix, int64_t b, int64_t r) {
+    int64_t row = matrix->rows == LOCAL   ? r
+                  : matrix->rows == OWN   ? h->own[b] + r
+                  : matrix->rows == INDEX ? h->index[matrix->begin[b * h->step] + r]
+                                          : 0;
+    return matrix->address + (row * matrix->width + matrix->offset) * h->item;
+}
+
+static void run_by_rows(const Header *h, int64_t b) {
+    const RowProduct *products = (const RowProduct *)(h + 1);
+    const void *left[MOST_BLOCKS], *right[MOST_BLOCKS];
+    void *out[MOST_BLOCKS];
+    for (int64_t i = 0; i < h->count; i++) {
+        const RowProduct *p = &products[i];
+        int m = (int)p->m, n = (int)p->n, k = (int)p->k;
+        int trans_left = p->left.is_transposed ? TRANSPOSED : AS_IT_IS;
+        int trans_right = p->right.is_transposed ? TRANSPOSED : AS_IT_IS;
+        int lda = (int)p->left.stride, ldb = (int)p->right.stride, ldc = (int)p->out.stride;
+        float one32 = 1, beta32 = (float)p->adds;
+        double one64 = 1, beta64 = (double)p->adds;
+        int is_single = h->item == sizeof(float);
+        for (int64_t first = 0; first < h->sizes[b]; first += MOST_BLOCKS) {
+            int count = 0;
+            for (; count < MOST_BLOCKS && first + count < h->sizes[b]; count++) {
+                left[count] = matrix_of(h, &p->left, b, first + count);
+                right[count] = matrix_of(h, &p->right, b, first + count);
+                out[count] = matrix_of(h, &p->out, b, first + count);
+            }
+            ((Gemm)h->gemm)(ROW_MAJOR, &trans_left, &trans_right, &m, &n, &k, is_single ? (void *)&one32 : &one64, left,
+                            &lda, right, &ldb, is_single ? (void *)&beta32 : &beta64, out, &ldc, 1, &count);
+        }
+    }
+}
+
+static PyObject *call(PyObject *const *args, Py_ssize_t count, void (*function)(const Header *, int64_t)) {
     if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "products(batch, address)");
+        PyErr_SetString(PyExc_TypeError, "the number of a batch and an address are wanted");
         return NULL;
     }
     int64_t b = PyLong_AsLongLong(args[0]);
     void *numbers = PyLong_AsVoidPtr(args[1]);
     if (PyErr_Occurred()) return NULL;
-    if (!fits(numbers)) {
+    if (function == run && !fits(numbers)) {
         PyErr_SetString(PyExc_ValueError, "too many products for one call");
         return NULL;
     }
     Py_BEGIN_ALLOW_THREADS
-    run(numbers, b);
+    function(numbers, b);
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
+static PyObject *products(PyObject *module, PyObject *const *args, Py_ssize_t count) { return call(args, count, run); }
+
+static PyObject *row_products(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    return call(args, count, run_by_rows);
+}
+
 static PyMethodDef methods[] = {
     {"products", (PyCFunction)(void (*)(void))products, METH_FASTCALL, "products(batch, address of numbers)"},
+    {"row_products", (PyCFunction)(void (*)(void))row_products, METH_FASTCALL, "row_products(batch, address of numbers)"},
     {NULL},
 };
 static struct PyModuleDef definition = {

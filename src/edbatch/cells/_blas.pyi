@@ -5,3 +5,6 @@ MOST_BLOCKS: int
 
 def products(batch: int, address: int, /) -> None:
     """Compute the products of a batch that the numbers at an address tell of."""
+
+def row_products(batch: int, address: int, /) -> None:
+    """The same for products of matrices of which every row has its own."""

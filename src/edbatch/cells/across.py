@@ -44,6 +44,8 @@ def _sum_matrix_products(n: Names, op: Op) -> Code:
 
 def sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """The sum of left[i] @ right[i], many at a time; `torch.addbmm` would launch one product after the other."""
+    if left.shape[1] < right.shape[2]:  # BLAS does high products a tenth quicker than wide ones
+        return sum_of_products(right.mT, left.mT).t()
     total = torch.bmm(left[:TOGETHER], right[:TOGETHER])
     for begin in range(TOGETHER, len(left), TOGETHER):
         rows = slice(begin, begin + TOGETHER)

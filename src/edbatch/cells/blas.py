@@ -13,12 +13,12 @@ from pathlib import Path
 import torch
 
 try:
-    from edbatch.cells._blas import MOST_BLOCKS, MOST_PRODUCTS, products
+    from edbatch.cells._blas import MOST_BLOCKS, MOST_PRODUCTS, products, row_products
 except ImportError:
     MOST_BLOCKS = MOST_PRODUCTS = 0
-    products = None  # type: ignore[assignment]
+    products = row_products = None  # type: ignore[assignment]
 
-__all__ = ["MOST_BLOCKS", "MOST_PRODUCTS", "gemm", "products"]
+__all__ = ["MOST_BLOCKS", "MOST_PRODUCTS", "gemm", "products", "row_products"]
 NAMES = {torch.float32: "cblas_sgemm_batch", torch.float64: "cblas_dgemm_batch"}
 
 

@@ -29,6 +29,7 @@ from edbatch.cells.native import compile_kernels
 from edbatch.cells.phases import Phases
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
+from edbatch.cells.row_products import Matrix, find_row_products
 from edbatch.cells.rules import batched, shared
 from edbatch.cells.walking import is_product
 from edbatch.spec import Spec
@@ -67,6 +68,7 @@ class _Fuser(FusedMemory):
         self.exact_math, self.level = exact_math, self.phases.level
         self.kernels: list[Kernel] = []
         self.waiting: dict[int, list[str]] = {}  # products that run together next: their numbers, see `_blas.c`
+        self.waiting_rows: dict[int, list[list[str]]] = {}  # the same of products of matrices of rows
         self.products: list[tuple[int, int, int]] = []
         self.places: dict[int, list[Place]] = {}  # where a value must end
         for place, value in program.dests.items():
@@ -79,11 +81,18 @@ class _Fuser(FusedMemory):
             if value is not None and self._is_indexed(slot)
         }
         self.scatters = tuple(self.gradients)
+        self.row_products = {
+            index: product
+            for index, product in find_row_products(body, self.phases, self.places).items()
+            if blas.gemm(body.spec(Val(index)).dtype)
+        }
         self.blocks = find_blocks(body, program, self.soft, self._as_tensors())
 
     def _as_tensors(self) -> set[int]:
         """The values that must lie in memory row by row: results, and what torch ops read."""
-        found = self.phases.read_by_torch() | set(self.places)
+        found = self.phases.read_by_torch(but_for=self.row_products) | set(self.places)
+        for product in self.row_products.values():
+            found |= {matrix.base for *pair, _ in product.pairs for matrix in pair}
         for slot, value in enumerate(self.program.returns or ()):
             if value is not None and not self._is_indexed(slot):
                 found.add(self.phases.root(value.index))
@@ -97,7 +106,7 @@ class _Fuser(FusedMemory):
         for phase in range(max(self.level.values(), default=0) + 1):
             self._emit_kernel(phase, [i for i in stored if self.level[i] == phase])
             for index in self.phases.hard:
-                if self.level[index] == phase and not self._take_product(index):
+                if self.level[index] == phase and not self._take_product(index) and not self._take_by_rows(index):
                     self._emit_products()
                     self._emit_torch(index)
             self._emit_products()
@@ -177,7 +186,8 @@ class _Fuser(FusedMemory):
         if not blas.gemm(self.body.spec(Val(index)).dtype) or 0 in self.body.spec(op.args[1]).shape:
             return False
         row = op.args[0].index
-        if self.phases.root(row) in self.waiting or len(self.waiting) == blas.MOST_PRODUCTS:
+        is_waited_for = self.phases.root(row) in (*self.waiting, *self.waiting_rows)
+        if is_waited_for or len(self.waiting) == blas.MOST_PRODUCTS:
             self._emit_products()
         count, length, step, blocks = self._weights(index, op)
         base, offset = self._behind_pieces(row)
@@ -193,6 +203,35 @@ class _Fuser(FusedMemory):
         ]  # fmt: skip
         self.products.append((count, length, width))
         return True
+
+    def _take_by_rows(self, index: int) -> bool:
+        """Let a product run without torch of which every row has its own matrices; see `row_products`."""
+        product = self.row_products.get(index)
+        if product is None:
+            return False
+        operands = [matrix for *pair, _ in product.pairs for matrix in pair]
+        if any(self.phases.root(matrix.base) in (*self.waiting, *self.waiting_rows) for matrix in operands):
+            self._emit_products()
+        m, n, pairs = product
+        address, is_own = self._result(index)
+        out = [is_own, address, "0", str(m * n), "0", str(n), "0"]
+        self.waiting_rows[index] = [
+            [*map(str, (m, n, length, int(i > 0))), *self._matrix(left), *self._matrix(right), *out]
+            for i, (left, right, length) in enumerate(pairs)
+        ]
+        return True
+
+    def _matrix(self, matrix: Matrix) -> list[str]:
+        """Where the matrices of an operand lie: the fields of `Matrix` in `_blas.c`."""
+        if not self.body.is_row[matrix.base]:
+            whole = self.raw(Val(matrix.base))
+            found = self._bound(f"matrix_{whole}_{matrix.offset}", f"x.matrix({whole}, {matrix.offset})")
+            return ["3", f"{found}[0]", "0", "0", "0", f"{found}[1]", f"{found}[2]"]
+        memory = self.find(matrix.base)
+        assert memory is not None, "rows of matrices lie in memory"
+        rows = {"local": "0", "own": "1", "index": "2"}[memory.rows]
+        numbers = map(str, (memory.width, matrix.offset, matrix.stride, int(matrix.is_transposed)))
+        return [rows, memory.name, memory.start or "0", *numbers]
 
     def _operand(self, base: int, memory: Memory) -> list[str]:
         """Where the rows of a value lie: the first fields of `Product` in `_blas.c`."""
@@ -228,10 +267,18 @@ class _Fuser(FusedMemory):
         for index, numbers in self.waiting.items():
             by_dtype.setdefault(self.body.spec(Val(index)).dtype, []).append(numbers)
         for dtype, products in by_dtype.items():
-            gemm = f"{self.object(blas.gemm)}({self.object(dtype)})"
-            numbers = [number for product in products for number in product]
-            self._call(self.object(blas.products), [gemm, str(dtype.itemsize), str(len(products)), *numbers])
-        self.waiting = {}
+            self._call_products(blas.products, dtype, products)
+        by_dtype = {}
+        for index, pairs in self.waiting_rows.items():
+            by_dtype.setdefault(self.body.spec(Val(index)).dtype, []).extend(pairs)
+        for dtype, pairs in by_dtype.items():
+            self._call_products(blas.row_products, dtype, pairs)
+        self.waiting, self.waiting_rows = {}, {}
+
+    def _call_products(self, function: Any, dtype: torch.dtype, products: list[list[str]]) -> None:
+        gemm = f"{self.object(blas.gemm)}({self.object(dtype)})"
+        numbers = [number for product in products for number in product]
+        self._call(self.object(function), [gemm, str(dtype.itemsize), str(len(products)), *numbers])
 
     def _spread(self, row: Val, count: int, length: int, step: int) -> str:
         """Rows as [count, B, length] without a copy: pieces of them, `step` elements apart."""

@@ -8,6 +8,7 @@ those belongs to kernel p + 1.
 from __future__ import annotations
 
 import math
+from collections.abc import Container
 from functools import cached_property
 
 import torch
@@ -137,12 +138,13 @@ class Phases:
                 found.setdefault(value.index, set()).add(-1)
         return found
 
-    def read_by_torch(self) -> set[int]:
-        """The values that torch ops read, or sums over rows; also those that kernels read at places of their own."""
+    def read_by_torch(self, but_for: Container[int]) -> set[int]:
+        """The values that torch ops read (but for some), or sums over rows; also those that kernels read at places of
+        their own."""
         found = {v.index for _, v in self.program.sums}
         for index in self.program.ops:
-            if index not in self.soft:
+            if index not in self.soft and index not in but_for:
                 found |= {self.root(v.index) for v in self.body.op(index).operands}  # type: ignore[union-attr]
-            else:
+            elif index in self.soft:
                 found.update(self._borders(index))
         return found

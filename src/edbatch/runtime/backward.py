@@ -6,6 +6,7 @@ One autograd.Function per call is wrapped around the forward that has already ru
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -113,26 +114,26 @@ def _written_once(
     """Of each batch and slot, whether its gradients are added or stored; of large arenas the rows that need zeros."""
     from edbatch.planning.gradient_rows import ADD, stored_rows
 
-    layout, arena_of = execution.plan.layout, execution.operands.arena_of
-    shape = len(execution.types), layout.slot_begin.shape[1]
-    can_store, first_rows = np.zeros(shape, np.bool_), np.full(shape, -1)
-    for t, training in enumerate(execution.training):
-        can_store[t, list(getattr(getattr(training, "backward", None), "scatters", ()))] = True
-    if not large or not can_store.any():
+    layout, width = execution.plan.layout, execution.plan.layout.slot_begin.shape[1]
+    scatters = [getattr(getattr(training, "backward", None), "scatters", ()) for training in execution.training]
+    if not large or not any(scatters):
         return np.full(layout.slot_begin.shape, ADD), {}
-    starts = dict(zip(large, np.cumsum([0, *layout.arena_rows[large]]).tolist(), strict=False))
-    for t, arenas in enumerate(arena_of):
-        first_rows[t, : len(arenas)] = [starts.get(arena, -1) for arena in arenas]
+    rows: list[int] = layout.arena_rows.tolist()
+    starts = dict(zip(large, accumulate((rows[i] for i in large), initial=0), strict=False))
+    can_store = [[slot in found for slot in range(width)] for found in scatters]
+    first_rows = [
+        [starts.get(arena, -1) for arena in arenas] + [-1] * (width - len(arenas))
+        for arenas in execution.operands.arena_of
+    ]
     results = [np.empty(0, np.int64)]
     for group in groups:
         arena = execution.plan.recording.arena_of[group.spec]
         if arena in starts:
             results.append(starts[arena] + execution.plan.group_rows(group))
     ways, adds = stored_rows(
-        layout.index, layout.slot_begin, layout.slot_size, execution.plan.schedule.batch_types, first_rows, can_store,
-        np.concatenate(results), int(layout.arena_rows[large].sum()),
+        layout.index, layout.slot_begin, layout.slot_size, execution.plan.schedule.batch_types,
+        np.array(first_rows), np.array(can_store), np.concatenate(results), sum(rows[i] for i in large),
     )  # fmt: skip
-    rows = layout.arena_rows.tolist()
     return ways, {i: np.flatnonzero(adds[start : start + rows[i]]) for i, start in starts.items()}
 
 

@@ -189,6 +189,11 @@ class Binding:
         self._held.append(blocks)
         return blocks.data_ptr(), length * columns, columns, False
 
+    def matrix(self, whole: Tensor, column: int) -> tuple[int, int, bool]:
+        """Of a shared matrix from a column on: address, stride, and whether it is transposed."""
+        address, _, stride, is_transposed = self.weights(whole[:, column:].unsqueeze(0))
+        return address, stride, is_transposed
+
     def writer(self, slot: int) -> Callable[[int, int], None]:
         """A function that writes a batch's operand, rows of floats, to an address."""
         execution, t, sizes, begin = self._execution, self._type, self.sizes, self.begin
