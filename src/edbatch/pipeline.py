@@ -99,9 +99,8 @@ class Pipeline:
             order = schedule(recorded.graph, policy)
         with watch("plan"):
             plan = make_plan(recorded, order)
-        with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
-            needs = self._needs(plan, results)
-            return Execution(plan, self.pool, needs, self.compiling), results
+        with watch("run"):
+            return Execution(plan, self.pool, self._needs(plan, results), self.compiling), results
 
     @property
     def kernel_of(self) -> dict[str, Kernel]:

@@ -136,9 +136,9 @@ def _summed(body: Body, op: Op, num_rows: int) -> Product:
 
 
 def _summed_matrices(body: Body, op: Op, num_rows: int) -> Product:
-    """The sum over all rows of left × right, both matrices."""
+    """The sum over all rows of left × right, both matrices, turned if that is high instead of wide."""
     (m, k), n = body.spec(op.args[0]).shape, body.spec(op.args[1]).shape[1]
-    return Product(num_rows, m, k, n, body.spec(op.args[0]).dtype)
+    return Product(num_rows, max(m, n), k, min(m, n), body.spec(op.args[0]).dtype)
 
 
 def _summed_lists(body: Body, op: Op, num_rows: int) -> Product:

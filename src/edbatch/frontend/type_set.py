@@ -116,6 +116,10 @@ class TypeSet:
             found = self._kept[key] = make()
         return found
 
+    def forget(self) -> None:
+        """Nothing is kept any more."""
+        self._kept.clear()
+
 
 class TypeSets:
     """The type sets of one batched function. Threads may share it."""

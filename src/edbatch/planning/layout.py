@@ -97,6 +97,7 @@ class Layout:
     position: Ints
     row_position: Ints
     length: Ints
+    addresses: tuple[int, int, int, int]  # of sizes, own, slot_begin and slot_first, for generated code
 
     def __repr__(self) -> str:
         views = int((self.slot_first >= 0).sum())
@@ -130,7 +131,7 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
     """
     from edbatch.planning import layout_kernels as kernels
 
-    position, row_position, length, arg_begin, cursor, of_types, of_batches = kernels.place(
+    position, row_position, length, arg_begin, cursor, of_types, of_batches, at_batches = kernels.place(
         graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
         schedule.order, schedule.starts, schedule.batch_types,
     )  # fmt: skip
@@ -138,13 +139,14 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
     base, arena_rows = kernels.bases(
         table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, outside
     )
-    index, slots = kernels.fill(
+    index, slots, at_slots = kernels.fill(
         graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
         schedule.order, schedule.starts, schedule.batch_types,
         position, row_position, length, arg_begin, cursor, base, outside_row,
     )  # fmt: skip
     node_begin, row_begin, num_rows, own, sizes = of_batches
+    addresses = at_batches + sizes.nbytes * 4, at_batches + own.nbytes * 3, at_slots, at_slots + 2 * slots[0].nbytes
     return Layout(
         index, slots[0], slots[1], slots[2], node_begin, row_begin, num_rows, own, sizes,
-        type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length,
+        type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length, addresses,
     )  # fmt: skip

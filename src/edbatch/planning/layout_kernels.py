@@ -57,7 +57,8 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
     """Positions of nodes and of their rows among those of their type, in launch order, and what `fill` must know.
 
     Returns also how many rows each node has, where its args begin, and where each slot begins in the index; of each
-    type its nodes, rows, size and largest batch; of each batch its first node, first row, rows, own and size.
+    type its nodes, rows, size and largest batch; of each batch its first node, first row, rows, own and size; and the
+    address of those.
     """
     n, num_types = len(types), len(slot_starts) - 1
     length, arg_begin, size = np.ones(n, np.int64), np.empty(n, np.int64), np.zeros(len(slot_kinds) + 1, np.int64)
@@ -102,7 +103,7 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
         of_types[3, t] = max(of_types[3, t], of_batches[4, b])
     for s in range(len(slot_kinds)):
         size[s + 1] += size[s]  # now where each slot begins
-    return position, row_position, length, arg_begin, size, of_types, of_batches
+    return position, row_position, length, arg_begin, size, of_types, of_batches, of_batches.ctypes.data
 
 
 @njit(**KERNEL)
@@ -126,7 +127,10 @@ def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, o
 @njit(**KERNEL)
 def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
          position, row_position, length, arg_begin, cursor, base, outside_row):  # fmt: skip
-    """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin."""
+    """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin.
+
+    Returns the rows; of each batch and slot where they begin, how many there are, and the first; the address of these.
+    """
     width = 0
     for t in batch_types:
         width = max(width, slot_starts[t + 1] - slot_starts[t])
@@ -172,7 +176,7 @@ def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, or
                     index[at + j] = bounds[j]
                 at += nodes + 1
             cursor[s] = at
-    return index, slots
+    return index, slots, slots.ctypes.data
 
 
 @njit(**KERNEL)

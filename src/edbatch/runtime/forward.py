@@ -103,22 +103,24 @@ class Execution:
         self.type_sizes: list[int] = layout.type_sizes.tolist()
         self.sizes: list[int] = layout.sizes.tolist()
         self.own: list[int] = layout.own.tolist()
-        self.addresses = [
-            numbers.ctypes.data for numbers in (layout.sizes, layout.own, layout.slot_begin, layout.slot_first)
-        ]
         self.largest: list[int] = layout.largest.tolist()
         # A dispatch mode must see every op.
         is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
-        is_compiled = [is_on and on_cpu for on_cpu in plan.recording.type_set.are_on_cpu]
-        self.kernels = [
-            compiling.kernel(node_type) if on else node_type.kernel
-            for node_type, on in zip(self.types, is_compiled, strict=True)
-        ]
-        self.only_copies = [on and copies(node_type) for node_type, on in zip(self.types, is_compiled, strict=True)]
+        kernels, self.only_copies = plan.recording.type_set.keep(
+            ("kernels", compiling, is_on), lambda: self._choose_kernels(compiling, is_on)
+        )
+        self.kernels = list(kernels)
         self.prologues: list[Any] = [None] * len(self.types)
         self.training: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
         self.kept: list[dict[int, Tensor]] = [{} for _ in self.types]  # operands of all batches, by slot, for the end
+
+    def _choose_kernels(self, compiling: Compiling, is_on: bool) -> tuple[list[Any], list[bool]]:
+        """The kernel of every type, and whether it only copies."""
+        is_compiled = [is_on and on_cpu for on_cpu in self.plan.recording.type_set.are_on_cpu]
+        pairs = list(zip(self.types, is_compiled, strict=True))
+        kernels = [compiling.kernel(node_type) if on else node_type.kernel for node_type, on in pairs]
+        return kernels, [on and copies(node_type) for node_type, on in pairs]
 
     def run(self) -> None:
         """Compute every value of the mini-batch."""
@@ -153,6 +155,7 @@ class Execution:
                 raise
             log.warning("the kernels of %s could not be made; it runs as torch ops", self.types[t].name, exc_info=True)
             plain.give_up(kernel)  # type: ignore[attr-defined]
+            self.plan.recording.type_set.forget()
             self.kernels[t] = plain
             return self._compile(t)
 
@@ -229,5 +232,5 @@ class Execution:
     def gather(self, group: Group) -> Tensor:
         """The rows of a group of results, in fresh memory."""
         arena = self.arenas[self.plan.recording.arena_of[group.spec]]
-        index = torch.from_numpy(self.plan.group_rows(group)).to(arena.device, non_blocking=True)
-        return arena.index_select(0, index)
+        index = torch.from_numpy(self.plan.group_rows(group))
+        return arena.index_select(0, index if arena.is_cpu else index.to(arena.device, non_blocking=True))

@@ -76,12 +76,13 @@ class Binding:
 
     def start(self, slot: int) -> int:
         """The address of the number that says where the rows of an operand of the first batch begin in the index."""
-        return self._execution.addresses[2] + 8 * slot
+        return self._execution.plan.layout.addresses[2] + 8 * slot
 
     def arguments(self, *given: int) -> array[int]:
         """What a generated kernel reads its arguments from, see `kernel_text.Kernel`; it lives as long as this."""
-        sizes, own, *_ = self._execution.addresses
-        step = self._execution.plan.layout.slot_begin.shape[1]
+        layout = self._execution.plan.layout
+        sizes, own, *_ = layout.addresses
+        step = layout.slot_begin.shape[1]
         made = array("q", (sizes, own, self.index.data_ptr(), step, *given))
         self._held.append(made)
         return made
@@ -150,7 +151,7 @@ class Binding:
         if kept is not None:
             return 1, kept.data_ptr(), 0, 0, 0, 0
         buffer, keep = self._buffer(slot)
-        first = self._execution.addresses[3] + 8 * slot
+        first = self._execution.plan.layout.addresses[3] + 8 * slot
         return 2, self.arena(slot).data_ptr(), self.start(slot), first, buffer.address, keep
 
     def _kept(self, slot: int) -> Tensor | None:
