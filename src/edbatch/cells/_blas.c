@@ -25,6 +25,7 @@ typedef struct {
     char *buffer;                 /* INDEX: memory for gathered rows */
     int64_t is_kept;              /* INDEX: the buffer has room for the rows of all batches, and must be filled */
     int64_t width, offset, piece; /* elements of a row, before its first piece, from one piece to the next */
+    int64_t per_piece;            /* blocks that multiply the same piece */
     int64_t count, length, columns;
     char *weights;
     int64_t weight_step, weight_stride, is_transposed;
@@ -78,7 +79,7 @@ static void run(const Header *h, int64_t b) {
         if (h->item == sizeof(float)) ((float *)ones)[i] = 1, ((float *)zeros)[i] = 0;
         else ones[i] = 1, zeros[i] = 0;
         for (int64_t g = 0; g < p->count; g++, at++) {
-            left[at] = starts[i] + (p->offset + g * p->piece) * h->item;
+            left[at] = starts[i] + (p->offset + g / p->per_piece * p->piece) * h->item;
             right[at] = p->weights + g * p->weight_step * h->item;
             int64_t first = g * h->sizes[b] + (p->is_own ? h->own[b] : 0);
             out[at] = p->out + first * p->columns * h->item;

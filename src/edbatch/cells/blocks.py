@@ -1,6 +1,6 @@
 """Which products run as blocks of columns: `[B, k] × [k, n]` as g products `[B, k] × [k, n / g]` of one batched call.
 
-Products of one shape with different operands, `g × [B, k] × [k, n]`, are such blocks as they are.
+Products of one shape with different operands, `g × [B, k] × [k, n]`, are such blocks as they are, or several each.
 BLAS shares a product of few rows badly among threads; a batched product gives every thread whole blocks. With two
 threads and 8 to 64 rows it takes 0.55 to 0.85 of the time, with one thread or hundreds of rows the same. The result
 then lies block by block, which costs nothing where generated kernels read it, since the gates of a cell are blocks.
@@ -13,6 +13,7 @@ from collections.abc import Collection
 
 import torch
 
+from edbatch.cells import blas
 from edbatch.cells.body import Body, Val
 from edbatch.cells.pieces import PIECES
 from edbatch.cells.program import Program
@@ -38,7 +39,12 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
     found = {}
     for index in program.ops:
         if index not in kept and is_list_of_products(body, index):
-            found[index] = body.spec(Val(index)).shape[2]
+            number, _, width = body.spec(Val(index)).shape
+            found[index] = width
+            if blas.gemm(body.spec(Val(index)).dtype) and _weight_size(body, index) >= SMALLEST_WEIGHT:
+                most = width // math.gcd(width, *_bounds(body, index, readers, soft))
+                counts = [c for c in range(1, MOST // number + 1) if most % c == 0 and width // c >= SMALLEST_BLOCK]
+                found[index] = width // max(counts, default=1)
         elif index not in kept and is_product(body, index) and _weight_size(body, index) >= SMALLEST_WEIGHT:
             width = body.spec(Val(index)).shape[1]
             bounds = _bounds(body, index, readers, soft)
@@ -53,24 +59,32 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
 
 
 def _weight_size(body: Body, index: int) -> int:
-    length, width = body.spec(body.op(index).args[1]).shape  # type: ignore[union-attr]
-    return length * width
+    op = body.op(index)
+    assert op is not None
+    return math.prod(body.spec(op.args[1]).shape)
 
 
 def _bounds(body: Body, index: int, readers: dict[int, list[int]], soft: Collection[int]) -> set[int]:
     """Where the pieces begin and end in which a value, or one computed from it element by element, is read."""
     found: set[int] = set()
-    size, seen, stack = math.prod(body.spec(Val(index)).shape), {index}, [index]
+    seen = {(index, 0)}
+    stack = [(index, 0)]  # values, and at which of the first value's elements they begin
     while stack:
-        for reader in readers.get(stack.pop(), ()):
+        value, first = stack.pop()
+        size = math.prod(body.spec(Val(value)).shape)
+        for reader in readers.get(value, ()):
             op = body.op(reader)
             assert op is not None
-            if reader in seen or reader not in soft:
+            if reader not in soft:
                 continue
-            seen.add(reader)
-            if math.prod(body.spec(Val(reader)).shape) == size:
-                stack.append(reader)
-            elif op.target in (aten.slice.Tensor, aten.select.int):
+            at = first
+            if math.prod(body.spec(Val(reader)).shape) != size:
+                if op.target not in (aten.slice.Tensor, aten.select.int):
+                    continue
                 begin, width = PIECES[op.target](body, op)  # type: ignore[misc]
-                found |= {begin, begin + width}
+                at += begin
+                found |= {at, at + width}
+            if (reader, at) not in seen:
+                seen.add((reader, at))
+                stack.append((reader, at))
     return found

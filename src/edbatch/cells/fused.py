@@ -158,7 +158,8 @@ class _Fuser(FusedMemory):
 
     def _emit_blocks(self, index: int, op: Op) -> None:
         """A product as blocks of columns, or products of one shape as one; see `blocks`."""
-        count, length, step, blocks = self._weights(index, op)
+        count, length, step, per_piece, blocks = self._weights(index, op)
+        assert per_piece == 1 or step == 0, "see `blocks`"
         width = self.blocks[index]
         self.home[index] = "scratch"
         self._scratch(index, (count * width,))
@@ -166,17 +167,20 @@ class _Fuser(FusedMemory):
         rows = self._spread(op.args[0], count, length, step)
         self.lines.append(f"{self.object(torch.bmm)}({rows}, {blocks}, out={result})")
 
-    def _weights(self, index: int, op: Op) -> tuple[int, int, int, str]:
+    def _weights(self, index: int, op: Op) -> tuple[int, int, int, int, str]:
         """How many blocks a product has, how long a piece of a row is that it multiplies, how far the next one is from
-        it, and the weights as [count, length, width]."""
+        it, how many blocks multiply the same piece, and the weights as [count, length, width]."""
         weight, whole = op.args[1], self.raw(op.args[1])
         *counts, length, columns = self.body.spec(weight).shape
         width = self.blocks.get(index, columns)
-        if counts:
-            return counts[0], length, length, whole
         count = columns // width
+        if counts and count == 1:
+            return counts[0], length, length, 1, whole
+        if counts:
+            text = f"{whole}.unflatten(2, ({count}, {width})).transpose(1, 2).flatten(0, 1)"
+            return counts[0] * count, length, length, count, self._bound(f"{whole}_blocks{count}", text)
         text = f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)"
-        return count, length, 0, self._bound(f"{whole}_blocks{count}", text)
+        return count, length, 0, 1, self._bound(f"{whole}_blocks{count}", text)
 
     def _take_product(self, index: int) -> bool:
         """Let a product run with others of its phase, without torch; False if that cannot be done, see `blas`."""
@@ -189,15 +193,15 @@ class _Fuser(FusedMemory):
         is_waited_for = self.phases.root(row) in (*self.waiting, *self.waiting_rows)
         if is_waited_for or len(self.waiting) == blas.MOST_PRODUCTS:
             self._emit_products()
-        count, length, step, blocks = self._weights(index, op)
+        count, length, step, per_piece, blocks = self._weights(index, op)
         base, offset = self._behind_pieces(row)
         memory = None if base in self.blocks else self.find(base)
         if memory is None or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
             return False
-        assert offset + (count - 1) * step + length <= memory.width, "a product reads beyond its rows"
+        assert offset + (count // per_piece - 1) * step + length <= memory.width, "a product reads beyond its rows"
         width = math.prod(self.body.spec(Val(index)).shape) // count
         weights = self._bound(f"weights_{blocks}", f"x.weights({blocks})")
-        numbers = map(str, (memory.width, offset, step, count, length, width))
+        numbers = map(str, (memory.width, offset, step, per_piece, count, length, width))
         self.waiting[index] = [
             *self._operand(base, memory), *numbers, *[f"{weights}[{i}]" for i in range(4)], *self._result(index)
         ]  # fmt: skip
