@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import edbatch
+from edbatch.frontend.known_calls import RECORDS_IN_C, replace_method
 from edbatch.frontend.recorder import Recorder
 
 
@@ -89,6 +90,32 @@ def test_nothing_stays_behind():
         assert not gc.isenabled()
     finally:
         gc.enable()
+
+
+def test_a_replaced_method_is_that_of_subclasses_at_once():
+    class Base:
+        def __call__(self):
+            return "before"
+
+    class Derived(Base):
+        pass
+
+    class Own(Base):
+        def __call__(self):
+            return "its own"
+
+    def call(thing):
+        return thing()  # one place, where Python remembers what it found
+
+    original = Base.__dict__["__call__"]
+    for method, expected in ((lambda self: "replaced", "replaced"), (original, "before")) * 20:
+        replace_method(Base, "__call__", method)
+        assert [call(cls()) for cls in (Base, Derived, Own, type("New", (Base,), {}))] == [
+            expected, expected, "its own", expected
+        ]  # fmt: skip
+    for cls, name in ((int, "__call__"), (Derived, "__call__")) if RECORDS_IN_C else ((int, "__call__"),):
+        with pytest.raises(TypeError):
+            replace_method(cls, name, original)
 
 
 MORE_FUNCTIONS = {

@@ -105,6 +105,7 @@ class FusedProducts(FusedMemory):
         return True
 
     def _emit_products(self) -> None:
+        """Those that wait run now: one call for each dtype and kind."""
         by_dtype: dict[torch.dtype, list[list[str]]] = {}
         for index, numbers in self._waiting.items():
             by_dtype.setdefault(self.body.spec(Val(index)).dtype, []).append(numbers)
