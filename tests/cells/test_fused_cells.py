@@ -103,3 +103,25 @@ def test_what_is_read_again_is_not_overwritten(compiled):
 
     batched = assert_equal(edbatch.cell(turned), rows())
     assert the_cell(batched).infer.source.count("scratch(") == 1
+
+
+def test_a_product_that_a_stored_value_reads_before_the_last_is_not_overwritten(compiled):
+    """Loops of a kernel run in order of first use: that of the last value may come before that of the middle one."""
+
+    def function(m1, m2, u, v, p):
+        first, middle = (m1 @ p).tanh(), (m2 @ p).tanh()
+        return first, middle, middle + torch.cat((u, v))
+
+    assert_equal(edbatch.cell(function), rows(3, 4), rows(6, 4), rows(3), rows(3), rows(4))
+
+
+def test_what_training_saves_is_not_overwritten_either(compiled):
+    class Cell(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 3), nn.Linear(5, 6)
+
+        def forward(self, p, q, u, v):
+            return self.first(p).tanh(), self.second(q).tanh() + torch.cat((u, v))
+
+    assert_equal(edbatch.cell(Cell().double()), rows(4), rows(5), rows(3), rows(3))

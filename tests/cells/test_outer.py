@@ -20,6 +20,9 @@ FUNCTIONS = {
     "row first": lambda u, v: v - u.unsqueeze(1),
     "of pieces": lambda u, v: u[1:, None] * v[:-1],
     "of one element": lambda u, v: outer(u, v) * u[0],
+    "less its first element": lambda u, v: outer(u, v) - outer(u, v)[0, 0],
+    "and an element of a later line": lambda u, v: outer(u, v) + outer(u, v)[1, 0] * outer(u, v)[1, 2],
+    "times an element of its softmax": lambda u, v: outer(u, v) * outer(u, v).flatten().softmax(0)[0],
     "elements of a slice": lambda u, v: outer(u, v)[1:].exp(),
     "an unaligned range": lambda u, v: outer(u, v).flatten()[2:9].tanh(),
     "put together": lambda u, v: torch.cat((outer(u, v).flatten(), v)).tanh(),
@@ -68,3 +71,11 @@ def test_a_column_of_a_product_that_could_be_blocks(small_blocks):
         return outer(a, v) + b[:, None]
 
     assert_equal(edbatch.cell(gates), rows(N), rows(N))
+
+
+def test_a_matrix_that_is_stored_before_another_one_made_of_it(compiled):
+    def function(m1, m2, p, u, v, w):
+        first, middle = (m1 @ p).tanh().view(M, N) * u[:, None], (m2 @ p).tanh().view(M, N)
+        return first, middle, middle * v[:, None] + w
+
+    assert_equal(edbatch.cell(function), rows(M * N, 4), rows(M * N, 4), rows(4), rows(M), rows(M), rows(M, N))

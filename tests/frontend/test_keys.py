@@ -159,3 +159,14 @@ def test_copies_have_pieces_of_their_own():
         other.fn.linear.weight.zero_()
     assert_right(other, XS, STEPS)
     assert_right(batched, XS, STEPS)
+
+
+def test_debug_finds_another_number_of_tensors_and_takes_nan_for_nan():
+    tensors = [torch.ones(2), torch.full((2,), float("nan"))]
+    key = edbatch.batch(lambda x, n: torch.stack([x, *tensors[:n]]).sum(0), key=lambda x, n: 0, debug=True)
+    key(torch.ones(1, 2), [1])
+    with pytest.raises(WrongKeyError, match=r"tensors from outside|values and has"):
+        key(torch.ones(1, 2), [2])
+    right = edbatch.batch(lambda x, n: x + torch.full((2,), float("nan")), key=lambda x, n: n, debug=True)
+    for _ in range(2):
+        assert right(torch.ones(1, 2), [1]).isnan().all()

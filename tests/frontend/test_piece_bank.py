@@ -176,3 +176,16 @@ def test_threads_while_pieces_are_dropped(monkeypatch):
     assert not wrong
     assert len(kept) == 120
     assert max(kept) <= 6000
+
+
+def test_tensors_that_pieces_hold_count(monkeypatch):
+    monkeypatch.setattr(known_examples, "MAX_BYTES", 1_000_000)
+    linear = nn.Linear(1000, 2).double()
+    batched = edbatch.batch(
+        lambda i: linear(torch.full((1000,), i / 2, dtype=torch.float64)), policy="agenda", key=lambda i: i
+    )
+    for i in range(400):
+        batched([i])
+    held = [t for world in batched.pipeline.known._worlds for o in world.bank.others.values() for t in o.outside]
+    assert 0 < sum(t.nbytes for t in held if isinstance(t, torch.Tensor)) <= 1_000_000
+    torch.testing.assert_close(batched([0, 399]), batched.one_by_one([0, 399]))

@@ -238,3 +238,73 @@ def test_keywords_that_cannot_be_compared():
     settings.scale = 3.0
     assert_right(batched, [XS[1]], settings=settings)
     assert "a keyword is neither" in report(batched)
+
+
+class Scale(nn.Module):
+    """Never called itself: only its parameter is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.arange(1.0, 5.0))
+
+
+def shrink(net):
+    net.scale.data = net.scale.data[:1].clone()
+
+
+@pytest.mark.parametrize("change", [nn.Module.half, nn.Module.double, shrink])
+def test_a_parameter_of_a_module_that_is_not_called_changes(change):
+    net, x = Scale(), torch.ones(2, 4)
+    batched = edbatch.batch(lambda x, i: torch.tanh(x * net.scale), policy="agenda", key=lambda x, i: i)
+    assert_right(batched, x, [1, 2])
+    change(net)
+    assert_right(batched, x, [1, 2])
+
+
+@pytest.mark.parametrize("change", [torch.Tensor.double, lambda w: w[:1].clone()])
+def test_a_tensor_given_by_keyword_changes(change):
+    w, x = torch.arange(1.0, 5.0), torch.ones(2, 4)
+    batched = edbatch.batch(lambda x, i, w: torch.tanh(x * w), policy="agenda", key=lambda x, i, w=None: i)
+    assert_right(batched, x, [1, 2], w=w)
+    w.data = change(w.data)
+    assert_right(batched, x, [1, 2], w=w)
+
+
+def test_a_tensor_of_a_closure_that_was_a_column_once():
+    cell, fixed = nn.Linear(3, 3), torch.ones(3)
+
+    def function(x, i):
+        cell(x)
+        return cell(x) + 10 * cell(fixed)
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, i: i)
+    assert_right(batched, [fixed], [0])
+    assert_right(batched, [torch.zeros(3)], [0])
+    assert_right(batched, [fixed, torch.zeros(3)], [1, 2])
+    assert "2 of 2 examples were known" in report_of(batched, [fixed, torch.zeros(3)], [1, 2])
+
+
+def report_of(batched, *columns):
+    batched(*columns)
+    return report(batched)
+
+
+def test_an_example_that_changes_a_module_is_recorded_every_time():
+    class Fading(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.factor = nn.Linear(3, 3), 1.0
+
+        def forward(self, x, i):
+            y = self.linear(x) * self.factor
+            self.factor *= 0.5
+            return y
+
+    model, x = Fading(), torch.ones(2, 3)
+    batched = edbatch.batch(model, policy="agenda", key=lambda x, i: i)
+    for order in ([1, 2], [2, 1], [1, 1]):
+        model.factor = 1.0
+        ours = batched(x, order)
+        model.factor = 1.0
+        torch.testing.assert_close(ours, batched.one_by_one(x, order))
+    assert "changed while" in report(batched)

@@ -174,7 +174,7 @@ class FusedProducts(FusedMemory):
         if places := self.places.get(index):
             return places.pop(0)
         is_one = isinstance(self.body.specs[index], Spec)
-        last = self.phases.end_of_chain(index) if is_one and index not in self.blocks else -1
+        last = self.phases.end_of_chain(index, self.places) if is_one and index not in self.blocks else -1
         if last not in self.places or self.places[last][0] in self.home.values():
             return None
         return self.places[last][0] if self.body.spec(Val(last)).dtype == self.body.spec(Val(index)).dtype else None

@@ -283,7 +283,7 @@ class Loops(KernelText):
         memory = self.find(base)
         assert memory is not None, "see `Phases`"
         row, column = at.begin // wide, at.begin % wide
-        if loop.columns != wide or column:
+        if loop.columns != wide or column or at.width != loop.width:
             place = f"({self._place(at, loop)} {'//' if is_column(self.body, value) else '%'} {self._number(wide)})"
         elif is_column(self.body, value):
             place = f"({self._number(row)} + i)" if row else "i"

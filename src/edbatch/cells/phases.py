@@ -113,10 +113,13 @@ class Phases:
             base = self.body.op(base).args[0].index  # type: ignore[union-attr]
         return base if base in self.hard else index
 
-    def end_of_chain(self, index: int) -> int:
-        """The last value of a chain of elementwise ops, of one size, of which each is all that reads the one before."""
+    def end_of_chain(self, index: int, stored: Container[int]) -> int:
+        """The last value of a chain of elementwise ops, of one size, of which each is all that reads the one before.
+
+        -1 if something else reads it, or if a value before it is stored, too: perhaps by a later loop.
+        """
         size, readers = math.prod(self.body.spec(Val(index)).shape), self._readers
-        while len(readers.get(index, ())) == 1:
+        while index not in stored and len(readers.get(index, ())) == 1:
             (reader,) = readers[index]
             op = self.body.op(reader)
             if reader not in self.soft or op is None or op.target in MOVES:

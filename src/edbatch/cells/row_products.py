@@ -92,7 +92,7 @@ class _Finder:
             value = op.args[0]
         base, offset = behind_shifts(self.body, value, is_known)
         part, begin = self._part_at(base, offset, math.prod(self.body.spec(value).shape))
-        if part not in self.phases.soft:
+        if part not in self.phases.soft and self.body.is_row[part]:
             base, offset = part, begin
         return Matrix(base, offset, self.body.spec(value).shape[1], is_transposed)
 

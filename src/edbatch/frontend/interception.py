@@ -169,7 +169,12 @@ class _Patches:
                 if originals != self._originals:
                     self._made = [make(o) for (_, _, make), o in zip(self._makers, originals, strict=True)]
                     self._originals = originals
-                self._put(self._made)
+                try:
+                    self._put(self._made)
+                except BaseException:  # Ctrl-C
+                    self._put(self._originals)
+                    self._users -= 1
+                    raise
 
     def __exit__(self, *exception: Any) -> None:
         with self._lock:
@@ -227,19 +232,18 @@ class Shortcuts:
 @contextmanager
 def recording(recorder: Recorder, shortcuts: Shortcuts) -> Iterator[None]:
     """Everything this thread calls inside is recorded."""
-    token = active.set(recorder)
-    collecting = gc.isenabled()
-    gc.disable()  # thousands of live lazy values make Python's collector run often, and in vain: a tenth of the time
-    with _RECORDING, RecordingMode(recorder):
-        shortcuts.place()
-        try:
+    token, collecting = active.set(recorder), gc.isenabled()
+    try:
+        gc.disable()  # thousands of live lazy values make the collector run often, and in vain: a tenth of the time
+        with _RECORDING, RecordingMode(recorder):
+            shortcuts.place()
             yield
-        finally:
-            recorder.known_calls.forget()  # it holds the recorder
-            shortcuts.remove()
-            active.reset(token)
-            if collecting:
-                gc.enable()
+    finally:
+        recorder.known_calls.forget()  # it holds the recorder
+        shortcuts.remove()
+        active.reset(token)
+        if collecting:
+            gc.enable()
 
 
 @contextmanager

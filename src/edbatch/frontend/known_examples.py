@@ -34,6 +34,7 @@ from edbatch.spec import float_bits
 
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
+CHANGES_STATE = "modules or parameters were changed while it was recorded"
 MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
 
 Form = tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]  # of an example: the tensors in its columns
@@ -122,6 +123,8 @@ class KnownExamples:
             if bank is None:
                 self.give_up()
                 return False
+            if not call.world.watch.is_unchanged():
+                recorder.changes[:] = [change or CHANGES_STATE for change in recorder.changes]
             self._keep(call, bank, self._lasting(call, bank, recorder.changes))
             self._watch(call.world, recorder)
         _put_together(call, bank)
@@ -194,7 +197,7 @@ class KnownExamples:
         else:
             leaves = pytree.tree_leaves(keywords)
             roots = [*([] if self._root is None else [self._root]), *[v for v in leaves if isinstance(v, nn.Module)]]
-            world = World(mode, leaves, Watch(roots))
+            world = World(mode, leaves, Watch(roots, [v for v in leaves if isinstance(v, Tensor)]))
             self._worlds.append(world)
             del self._worlds[:-MAX_WORLDS]
         if self._worlds[-1] is not world:
@@ -204,7 +207,7 @@ class KnownExamples:
 
     def _watch(self, world: World, recorder: PieceRecorder) -> None:
         """Watch the modules that were called, also those that only a closure leads to."""
-        world.watch.add(recorder.called_modules())
+        world.watch.add(recorder.called_modules(), [t for made in recorder.node_types for t in made.shared])
         if len(world.watch) > MAX_MODULES and world in self._worlds:
             self._worlds.remove(world)
 

@@ -55,6 +55,11 @@ class Others(NamedTuple):
     outside_specs: tuple[Spec, ...]
     leaves: tuple[Any, ...]
 
+    @property
+    def num_bytes(self) -> int:
+        """Of tensors; one that several pieces hold is counted for each."""
+        return sum(item.nbytes for item in (*self.outside, *self.leaves) if isinstance(item, Tensor))
+
 
 NO_OTHERS = Others((), (), ())
 
@@ -106,6 +111,7 @@ class PieceBank:
         self.num_pieces = self.num_flat = 0
         self.types, self.structures = Numbered[PieceType](), Numbered[Structure]()
         self.others: dict[int, Others] = {}
+        self._bytes_of_others = 0
 
     @staticmethod
     def of(
@@ -130,12 +136,15 @@ class PieceBank:
         from edbatch.planning.piece_kernels import ARGS, LEAVES, NODES
 
         length: Ints = self.rows[: self.num_pieces, [NODES, ARGS, LEAVES]].sum(1)
-        return length * BYTES_OF_NUMBER + BYTES_OF_PIECE
+        size: Ints = length * BYTES_OF_NUMBER + BYTES_OF_PIECE
+        for number, others in self.others.items():
+            size[number] += others.num_bytes
+        return size
 
     @property
     def num_bytes(self) -> int:
         """The bytes that all pieces take."""
-        return self.num_flat * BYTES_OF_NUMBER + self.num_pieces * BYTES_OF_PIECE
+        return self.num_flat * BYTES_OF_NUMBER + self.num_pieces * BYTES_OF_PIECE + self._bytes_of_others
 
     def append(self, bank: PieceBank, numbers: Ints) -> Ints:
         """Copy pieces of another bank, whose numbers are given; returns their numbers here."""
@@ -156,10 +165,11 @@ class PieceBank:
         self.last_used = _with_room(self.last_used, begin, end)
         self.num_flat = kernels.copy(rows, bank.flat, bank.is_ref, type_place, self.flat, self.is_ref, self.num_flat)
         self.rows[begin:end], self.last_used[begin:end] = rows, bank.last_used[numbers]
-        if bank.others:
-            chosen = zip(range(begin, end), numbers.tolist(), strict=True)
-            self.others.update((mine, bank.others[number]) for mine, number in chosen if number in bank.others)
         self.num_pieces = end
+        for mine, number in zip(range(begin, end), numbers.tolist(), strict=True) if bank.others else ():
+            if number in bank.others:
+                self.others[mine] = bank.others[number]
+                self._bytes_of_others += self.others[mine].num_bytes
         return np.arange(begin, end)
 
     def piece(self, number: int) -> Piece:

@@ -9,6 +9,7 @@ import torch
 
 from edbatch.frontend.piece_bank import Piece
 from edbatch.planning.layout import Slot
+from edbatch.spec import float_bits
 
 
 def difference(before: Piece, now: Piece) -> str | None:
@@ -49,6 +50,9 @@ def _of_args(before: Piece, now: Piece) -> str | None:
 
 
 def _of_outside(before: Piece, now: Piece) -> str | None:
+    counts = len(before.others.outside), len(now.others.outside)
+    if counts[0] != counts[1]:
+        return f"it used {counts[0]} tensors from outside and uses {counts[1]} now"
     for i, (b, n) in enumerate(zip(before.others.outside, now.others.outside, strict=True)):
         if not _is_same(b, n):
             return f"tensor number {i} that it uses ({before.others.outside_specs[i]}) has other values than before"
@@ -67,5 +71,7 @@ def _of_results(before: Piece, now: Piece) -> str | None:
 def _is_same(before: Any, now: Any) -> bool:
     if isinstance(before, torch.Tensor) and isinstance(now, torch.Tensor):
         is_alike = before.shape == now.shape and before.dtype == now.dtype and before.device == now.device
-        return before is now or (is_alike and bool(torch.equal(before, now)))
+        return before is now or (is_alike and bool(torch.allclose(before, now, rtol=0, atol=0, equal_nan=True)))
+    if isinstance(before, float) and isinstance(now, float):
+        return float_bits(before) == float_bits(now)
     return type(before) is type(now) and bool(before == now)

@@ -48,8 +48,8 @@ class PieceRecorder(Recorder):
         values = list(example)
         for j in self.columns[-1]:
             values[j] = self.outside(example[j])
-            self._outside_of = {}  # the same tensor elsewhere is not the column's
-        self._outside_of = {}
+            self._outside_of.clear()  # the same tensor elsewhere is not the column's
+        self._outside_of.clear()
         return values
 
     def end(self, output: Any) -> None:

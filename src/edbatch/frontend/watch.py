@@ -1,4 +1,5 @@
-"""Notices changes of modules between calls: their mode, hooks, scalar attributes, parameters, buffers and children.
+"""Notices changes between calls, of modules: their mode, hooks, scalar attributes, parameters, buffers and children;
+and of tensors: their dtype, shape, device, and whether they require gradients.
 
 What counts is `state_of`. Taking it costs 25 µs a module, so a look first compares what the modules hold with
 what they held, object by object, and takes their states only when something is not the same object any more.
@@ -27,8 +28,9 @@ TABLES = (
 class Watch:
     """Modules and the state they were in. All they hold is kept alive, so that an id means one object only."""
 
-    def __init__(self, roots: Iterable[nn.Module]):
+    def __init__(self, roots: Iterable[nn.Module], tensors: Iterable[torch.Tensor] = ()):
         self._roots = list(roots)
+        self._loose = {id(t): t for t in tensors}  # of no module that is known here
         self._look()
 
     def __len__(self) -> int:
@@ -43,18 +45,23 @@ class Watch:
         self._names = list(chain.from_iterable(self._filled))
         self._values = list(chain.from_iterable(map(dict.values, self._filled)))
         tensors = [t for m in self._modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
+        tensors += self._loose.values()
         self._tensors = [(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors]
         self._state = self._take_state()
 
     def _take_state(self) -> Hashable:
         modules = dict.fromkeys(module for root in self._roots for module in root.modules())
-        return tuple([state_of(module) for module in modules])
+        loose = [(number, t.dtype, t.shape, t.device, t.requires_grad) for number, t in self._loose.items()]
+        return tuple([state_of(module) for module in modules]), tuple(loose)
 
-    def add(self, modules: Iterable[nn.Module]) -> None:
-        """Watch further modules from now on."""
+    def add(self, modules: Iterable[nn.Module], tensors: Iterable[torch.Tensor]) -> None:
+        """Watch further modules and tensors from now on."""
         others = [module for module in modules if module not in self._modules]
-        if others:
-            self._roots += others
+        self._roots += others
+        known = {id(t) for t, *_ in self._tensors}
+        loose = {id(t): t for t in tensors if id(t) not in known}
+        if others or loose:
+            self._loose |= loose
             self._look()
 
     def is_unchanged(self) -> bool:
@@ -90,7 +97,8 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 def state_of(module: nn.Module) -> Hashable:
     """What capture reads of a module: mode, hooks, scalar attributes, and which parameters and buffers it has."""
-    scalars = tuple((k, type(v), v) for k, v in module.__dict__.items() if isinstance(v, SCALARS))
+    held = list(module.__dict__.items())  # another thread that records may place children there
+    scalars = tuple((k, type(v), v) for k, v in held if isinstance(v, SCALARS))
     tensors = (*module._parameters.items(), *module._buffers.items())
     owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
     return id(module), scalars, tuple(map(id, hooks_of(module))), owned
