@@ -170,3 +170,10 @@ def test_debug_finds_another_number_of_tensors_and_takes_nan_for_nan():
     right = edbatch.batch(lambda x, n: x + torch.full((2,), float("nan")), key=lambda x, n: n, debug=True)
     for _ in range(2):
         assert right(torch.ones(1, 2), [1]).isnan().all()
+
+
+@pytest.mark.parametrize("key", [[1], torch.ones(1), (1, [2]), (1, torch.ones(1)), {}], ids=str)
+def test_what_is_no_key(key):
+    batched = edbatch.batch(lambda x: x + 1, key=lambda x: key)
+    with pytest.raises(BatchError, match=r"the key of example 0 is of type .* give a number, a string or a tuple"):
+        batched(torch.ones(2, 3))

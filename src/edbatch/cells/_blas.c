@@ -139,7 +139,7 @@ static void run_by_rows(const Header *h, int64_t b) {
 
 static PyObject *call(PyObject *const *args, Py_ssize_t count, void (*function)(const Header *, int64_t)) {
     if (count != 2) {
-        PyErr_SetString(PyExc_TypeError, "the number of a batch and an address are wanted");
+        PyErr_SetString(PyExc_TypeError, "products are given the number of a batch and an address");
         return NULL;
     }
     int64_t b = PyLong_AsLongLong(args[0]);

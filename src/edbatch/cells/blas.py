@@ -19,6 +19,7 @@ except ImportError:
     products = row_products = None  # type: ignore[assignment]
 
 __all__ = ["MOST_BLOCKS", "MOST_PRODUCTS", "gemm", "products", "row_products"]
+ROWS = {"local": "0", "own": "1", "index": "2", "shared": "3"}  # kinds of `kernel_text.Memory`, as `_blas.c` knows them
 NAMES = {torch.float32: "cblas_sgemm_batch", torch.float64: "cblas_dgemm_batch"}
 
 

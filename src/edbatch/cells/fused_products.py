@@ -141,7 +141,7 @@ class FusedProducts(FusedMemory):
     def _operand(self, base: int, memory: Memory) -> list[str]:
         """Where the rows of a value lie: the first fields of `Product` in `_blas.c`."""
         if memory.rows != "index":
-            return [str(int(memory.rows == "own")), memory.name, *["0"] * 4]
+            return [blas.ROWS[memory.rows], memory.name, *["0"] * 4]
         home = self.home[base]
         assert isinstance(home, Place)
         rows = self._bound(f"rows{home.number}", f"x.rows({home.number})")
@@ -152,12 +152,12 @@ class FusedProducts(FusedMemory):
         if not self.body.is_row[matrix.base]:
             whole = self.raw(Val(matrix.base))
             found = self._bound(f"matrix_{whole}_{matrix.offset}", f"x.matrix({whole}, {matrix.offset})")
-            return ["3", f"{found}[0]", "0", "0", "0", f"{found}[1]", f"{found}[2]"]
+            assert not matrix.is_transposed, "that is for the tensor to say"
+            return [blas.ROWS["shared"], f"{found}[0]", "0", "0", "0", f"{found}[1]", f"{found}[2]"]
         memory = self.find(matrix.base)
         assert memory is not None, "rows of matrices lie in memory"
-        rows = {"local": "0", "own": "1", "index": "2"}[memory.rows]
         numbers = map(str, (memory.width, matrix.offset, matrix.stride, int(matrix.is_transposed)))
-        return [rows, memory.name, memory.start or "0", *numbers]
+        return [blas.ROWS[memory.rows], memory.name, memory.start or "0", *numbers]
 
     def _result(self, index: int) -> tuple[str, str]:
         """Where a product is to lie, and whether that is the memory of all batches: the last fields."""

@@ -111,6 +111,10 @@ class KernelText:
         self.memories.setdefault(memory.name, memory)
         return f"m{list(self.memories).index(memory.name)}"
 
+    def _way(self, memory: Memory) -> str:
+        """The parameter that says what is kept of gradients there."""
+        return f"k{list(self.memories).index(memory.name)}"
+
     def _line(self, loop: Loop, text: str) -> None:
         self.loops.setdefault(loop, []).append(text)
 
@@ -141,7 +145,7 @@ class KernelText:
                     lines += [*self._header(loop), *(f"{indent}{line}" for line in body)]
             lines += self.after[stage]
         given = {f"s{i}": start for i, start in enumerate(starts)}
-        given |= {f"k{i}": memory.way for i, memory in enumerate(self.memories.values()) if memory.way}
+        given |= {self._way(memory): memory.way for memory in self.memories.values() if memory.way}
         given |= {f"m{i}": name for i, name in enumerate(self.memories)}
         given |= {name: str(size) for size, name in self.numbers.items()}
         given |= {name: _bits(value) for name, value in self.floats.values()}

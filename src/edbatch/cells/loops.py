@@ -65,8 +65,7 @@ class Loops(KernelText):
             loop = self._loop(value, begin, width)
             text = self._element(_Range(value, begin, width), loop)
             at = self._at(to, begin)
-            kept = self._name(to).replace("m", "k")
-            before = f"kept_{to.dtype}({self._name(to)}, {at}, {kept}, {SCATTER_SCOPE})"
+            before = f"kept_{to.dtype}({self._name(to)}, {at}, {self._way(to)}, {SCATTER_SCOPE})"
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {at}, {before} + {text}, {SCATTER_SCOPE})")
 
     def _loop(self, value: int, begin: int, width: int) -> Loop:

@@ -41,7 +41,7 @@ def is_soft(body: Body, index: int, exact_math: bool) -> bool:
         return is_reduction(body, op, exact_math)
     size = math.prod(spec.shape)
     if op.target is aten._to_copy.default:
-        return body.spec(op.args[0]).device == spec.device and spec.dtype in DTYPES
+        return body.spec(op.args[0]).device == spec.device
     plain = all(math.prod(body.spec(v).shape) in (1, size) for v in op.operands) or columns(body, op)
     return bool(plain) and size > 0 and not _promotes(body, op) and is_known(op, exact_math)
 

@@ -69,9 +69,7 @@ class _Finder:
         a, b = self._matrix(left), self._matrix(right)
         if n > 1:
             return RowProduct(m, n, ((a, b, k),))
-        line = b._replace(
-            stride=k, is_transposed=False
-        )  # a line times a matrix is quicker than a matrix times a column
+        line = b._replace(stride=k, is_transposed=False)  # BLAS is quicker with it than with a column
         return RowProduct(1, m, ((line, a._replace(is_transposed=not a.is_transposed), k),))
 
     def _parts(self, value: Val) -> list[Val]:

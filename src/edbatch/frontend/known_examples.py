@@ -147,8 +147,8 @@ class KnownExamples:
         except Exception as error:
             error.add_note(f"while computing the key of example {len(keys)} of the mini-batch")
             raise
-        for i, found in enumerate(keys) if any(map(_is_no_key, set(map(type, keys)))) else ():
-            if _is_no_key(type(found)):
+        for i, found in enumerate(keys) if not set(map(type, keys)) <= {int, str} else ():
+            if not _is_key(found):
                 raise BatchError(
                     f"the key of example {i} is of type {type(found).__name__}, by which it cannot be found again; "
                     "give a number, a string or a tuple of them that names the example"
@@ -212,8 +212,12 @@ class KnownExamples:
             self._worlds.remove(world)
 
 
-def _is_no_key(kind: type) -> bool:
-    return issubclass(kind, Tensor) or kind.__hash__ is None
+def _is_key(found: Any) -> bool:
+    try:
+        hash(found)
+    except TypeError:
+        return False
+    return not any(isinstance(part, Tensor) for part in (found if isinstance(found, tuple) else (found,)))
 
 
 def _forms(examples: Sequence[Sequence[Any]]) -> list[Form]:
