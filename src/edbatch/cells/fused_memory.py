@@ -16,7 +16,7 @@ from edbatch.cells.emit import Emitter, Form, Forms
 from edbatch.cells.kernel import Read, Reads
 from edbatch.cells.kernel_text import Memory
 from edbatch.cells.phases import Phases
-from edbatch.cells.pieces import SHIFTS
+from edbatch.cells.pieces import behind_shifts
 from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import batched, shared
@@ -93,12 +93,7 @@ class FusedMemory(Emitter):
 
     def _behind_pieces(self, index: int) -> tuple[int, int]:
         """The value of whose elements another is one range, and where that begins."""
-        begin, op = 0, self.body.op(index)
-        while op is not None and op.target in SHIFTS and self.phases.is_view(index) and index in self.soft:
-            begin += SHIFTS[op.target](self.body, op)[0]  # type: ignore[index]
-            index = op.args[0].index
-            op = self.body.op(index)
-        return index, begin
+        return behind_shifts(self.body, Val(index), lambda i: i not in self.soft or not self.phases.is_view(i))
 
     def _bound(self, name: str, text: str) -> str:
         self.prelude.setdefault(name, text)

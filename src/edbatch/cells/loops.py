@@ -20,8 +20,8 @@ import torch
 
 from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.kernel_text import SCATTER_SCOPE, KernelText, Loop, Memory
-from edbatch.cells.outer import behind_shifts, columns, is_column
-from edbatch.cells.pieces import PADDING, PIECES, SHIFTS
+from edbatch.cells.outer import columns, is_column
+from edbatch.cells.pieces import PADDING, PIECES, SHIFTS, behind_shifts
 from edbatch.cells.pointwise import CASTS, FLOATS, expression
 from edbatch.cells.reductions import ONLY, REDUCTIONS, Element, Kind, Row
 from edbatch.spec import Spec

@@ -5,10 +5,8 @@ with. Kernels compute its elements where they are read, so that the matrix itsel
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 from edbatch.cells.body import Body, Op, Val
-from edbatch.cells.pieces import SHIFTS
 from edbatch.spec import Spec
 
 
@@ -25,18 +23,6 @@ def columns(body: Body, op: Op) -> int:
 def is_column(body: Body, value: Val) -> bool:
     """Whether an operand that is no matrix is a column, not a row."""
     return len(_without_ones(body.spec(value).shape)) == 2
-
-
-def behind_shifts(body: Body, value: Val, is_known: Callable[[int], bool]) -> tuple[int, int]:
-    """The value that an operand is a range of elements of, and where that begins. Known values stand for themselves."""
-    begin, op = 0, body.op(value)
-    while not is_known(value.index) and op is not None and op.target in SHIFTS:
-        found = SHIFTS[op.target](body, op)
-        if found is None:
-            break
-        begin, value = begin + found[0], op.args[0]
-        op = body.op(value)
-    return value.index, begin
 
 
 def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -14,8 +14,8 @@ from functools import cached_property
 import torch
 
 from edbatch.cells.body import Body, Op, Val
-from edbatch.cells.outer import behind_shifts, columns
-from edbatch.cells.pieces import PIECES
+from edbatch.cells.outer import columns
+from edbatch.cells.pieces import PIECES, behind_shifts
 from edbatch.cells.pointwise import DTYPES, FLOATS, is_known
 from edbatch.cells.program import Program
 from edbatch.cells.reductions import REDUCTIONS, is_reduction

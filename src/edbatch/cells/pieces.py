@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from edbatch.cells.body import Body, Op
+from edbatch.cells.body import Body, Op, Val
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -76,3 +76,15 @@ PADDING: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
     aten.slice_backward.default: _slice_backward_range, aten.select_backward.default: _select_backward_range,
 }  # fmt: skip
 PIECES = {**SHIFTS, **PADDING, aten.cat.default: _along_rows, aten.expand.default: _one_element}
+
+
+def behind_shifts(body: Body, value: Val, is_known: Callable[[int], bool]) -> tuple[int, int]:
+    """The value that an operand is a range of elements of, and where that begins. Known values stand for themselves."""
+    begin, op = 0, body.op(value)
+    while not is_known(value.index) and op is not None and op.target in SHIFTS:
+        found = SHIFTS[op.target](body, op)
+        if found is None:
+            break
+        begin, value = begin + found[0], op.args[0]
+        op = body.op(value)
+    return value.index, begin

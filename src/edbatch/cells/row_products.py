@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 
 from edbatch.cells.body import Body, Val
-from edbatch.cells.outer import behind_shifts
 from edbatch.cells.phases import Phases
+from edbatch.cells.pieces import behind_shifts
 
 aten = torch.ops.aten
 
