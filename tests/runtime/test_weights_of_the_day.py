@@ -79,7 +79,8 @@ def test_weights_are_stacked(compiled):
     for kernel in kernels:
         (fused,) = kernel._fused.values()
         assert fused.infer.source.count("mm(") == 1
-        assert [tuple(t.shape) for t in fused.prologue(kernel.bound)].count((DIM, 3 * DIM)) == 1
+        with torch.no_grad():
+            assert [tuple(t.shape) for t in fused.prologue(kernel.bound)].count((DIM, 3 * DIM)) == 1
 
 
 # ---- every way in which weights change

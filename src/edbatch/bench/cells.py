@@ -7,7 +7,6 @@ fused kernels, and as torch ops.
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -114,13 +113,15 @@ class OneBatch(Binding):
         self._cell, self._size = cell, size
         self.operands = [spec.empty(size).normal_() for spec in cell.rows]
         self.outs = [spec.empty(size) for spec in cell.outputs]
-        self.sizes, self.own = [size], [0]
-        self._index, self._numbers = np.arange(size), np.array([size, 0])
+        self._index, self._numbers = np.arange(size), np.array([size, *[0] * (1 + len(self.operands))])
+        self.starts = self._numbers.ctypes.data + self._numbers.itemsize  # zeros: rows are in order
+        self.head = self._numbers.ctypes.data, self.starts, self._index.ctypes.data, 1
         self._held: list[Any] = []
-        self._tensors: dict[int, Tensor] = {}
+        self._memory: dict[int, Tensor] = {}
         fused = cell.fused((Read.ROWS,) * len(self.operands), exact_math=False)
         assert fused is not None, "these cells can be fused"
-        self.pro = fused.prologue(cell.bound)
+        with torch.no_grad():
+            self.pro = fused.prologue(cell.bound)
         self._launch = fused.infer.bind(self)
         self._plain_pro = cell.prologue(cell.bound)
 
@@ -130,16 +131,16 @@ class OneBatch(Binding):
     def plain(self) -> None:
         self._cell.infer(self._size, self.operands, self._plain_pro, self.outs)
 
-    def arena(self, slot: int) -> Tensor:
-        return self.operands[slot]
+    @property
+    def sizes(self) -> list[int]:
+        return [self._size]
 
-    def start(self, slot: int) -> int:
-        return self._numbers.ctypes.data + self._numbers.itemsize  # where there is a 0: the rows are in order
+    @property
+    def own(self) -> list[int]:
+        return [0]
 
-    def arguments(self, *given: int) -> array[int]:
-        made = array("q", (self._numbers.ctypes.data, self.start(0), self._index.ctypes.data, 1, *given))
-        self._held.append(made)
-        return made
+    def arena(self, slot: int) -> int:
+        return self.operands[slot].data_ptr()
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
         return lambda _: self.operands[slot]
@@ -147,19 +148,19 @@ class OneBatch(Binding):
     def rows(self, slot: int) -> tuple[int, ...]:
         return 1, self.operands[slot].data_ptr(), 0, 0, 0, 0
 
-    def _own(self, group: str, number: int) -> tuple[Tensor, int]:
-        assert group == "outs", "it only infers"
-        return self.outs[number], 0
-
     def tensor(self, group: str, number: int) -> Tensor:
-        return self._own(group, number)[0]
+        assert group == "outs", "it only infers"
+        return self.outs[number]
 
-    def scratch(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
-        made = self._tensors[number] = torch.empty((self._size, *shape), dtype=dtype)
+    def address(self, group: str, number: int) -> int:
+        return self.tensor(group, number).data_ptr()
+
+    def scratch(self, number: int, row_bytes: int) -> int:
+        made = self._memory[number] = torch.empty(self._size * row_bytes, dtype=torch.uint8)
         return made.data_ptr()
 
-    def scratch_tensor(self, number: int) -> Tensor:
-        return self._tensors[number]
+    def scratch_tensor(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._memory[number].view(dtype).view(self._size, *shape)
 
 
 def check(cell: CompiledCell, module: nn.Module) -> None:

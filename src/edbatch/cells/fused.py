@@ -148,10 +148,10 @@ class _Fuser(FusedProducts):
 
     def _scatter(self, loops: Loops, slot: int) -> None:
         spec = self.body.rows[slot]
-        target = self._bound(f"gradient{slot}", f"x.gradient({slot}).data_ptr()")
+        target = self._bound(f"gradient{slot}", f"x.gradient({slot})")
         width, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
-        memory = Memory(target, "index", width, dtype, f"x.start({slot})", f"x.way({slot})")
-        loops.scatter(self.gradients.pop(slot), memory)
+        start, way = self._of_slot("starts", slot), self._of_slot("ways", slot)
+        loops.scatter(self.gradients.pop(slot), Memory(target, "index", width, dtype, start, way))
 
     def _run(self, loops: Loops) -> None:
         if not loops.is_empty:
@@ -160,13 +160,14 @@ class _Fuser(FusedProducts):
             self.kernels.append(kernel)
 
     def _bind(self, name: str) -> Fused:
-        before = "".join(f"    {k} = {text}\n" for k, text in self.prelude.items())
-        lines = "".join(f"        {line}\n" for line in self.lines or ["pass"])
-        sizes = "        B, w = n[b], own[b]\n" if re.search(r"\b[Bw]\b", lines) else ""
-        source = (
-            f"def bind(x):\n    n, own = x.sizes, x.own\n{before}    def launch(b):\n{sizes}{lines}"
-            "    launch.memory = x  # addresses keep nothing alive\n    return launch\n"
-        )
+        lines = self.lines or ["pass"]
+        if re.search(r"\b[Bw]\b", "\n".join(lines)):
+            self.prelude |= {"n": "x.sizes", "own": "x.own"}
+            lines = ["B, w = n[b], own[b]", *lines]
+        before = [f"{k} = {text}" for k, text in self.prelude.items()]
+        launch = ["def launch(b, memory=(x, given)):  # addresses keep nothing alive"]
+        launch += [f"    {line}" for line in lines]
+        source = "\n    ".join(["def bind(x):", *before, *self._given(), *launch, "return launch\n"])
         functions = compile_kernels([k.source for k in self.kernels], name)
         namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}
         exec(compile(source, f"<{self.program.name} of {name}>", "exec"), namespace)

@@ -57,7 +57,8 @@ class FusedCell:
         return emit(self.body, prologue(self.body))
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
-        values: tuple[torch.Tensor, ...] = self._prologue.function([t.detach() for t in shared_and_bound], take)
+        """Runs under `torch.no_grad`, as all of a mini-batch does."""
+        values: tuple[torch.Tensor, ...] = self._prologue.function(shared_and_bound, take)
         return values
 
     @cached_property

@@ -55,11 +55,10 @@ class FusedMemory(Emitter):
         if home == "scratch":
             return Memory(self._scratch_address(index), "local", width, dtype)
         if isinstance(home, Place) and home.group == "pro":
-            kept = self._bound(f"shared{home.number}", f"x.shared({home.number})")
-            return Memory(self._bound(f"p_{kept}", f"{kept}.data_ptr()"), "shared", width, dtype)
+            return Memory(self._bound(f"p_pro{home.number}", f"x.shared({home.number})"), "shared", width, dtype)
         if isinstance(home, Place) and home.group == "rows" and self._is_indexed(home.number):
-            arena = self._bound(f"arena{home.number}", f"x.arena({home.number}).data_ptr()")
-            return Memory(arena, "index", width, dtype, f"x.start({home.number})")
+            arena = self._bound(f"arena{home.number}", f"x.arena({home.number})")
+            return Memory(arena, "index", width, dtype, self._of_slot("starts", home.number))
         if isinstance(home, Place) and home.group != "rows":
             return self._own(home, width, dtype)
         if isinstance(home, Place) and self.reads[home.number] is Read.NUMBERS and dtype == "i64":
@@ -80,16 +79,21 @@ class FusedMemory(Emitter):
         """Whether kernels read (and add gradients to) the rows of an operand themselves."""
         return self.reads[slot] is Read.ROWS and self.body.rows[slot].dtype in DTYPES
 
+    def _of_slot(self, numbers: str, slot: int) -> str:
+        """The address of the first batch's number of a slot; there is one for every slot."""
+        return f"{self._bound(numbers, f'x.{numbers}')} + {8 * slot}"
+
     def _scratch(self, index: int, shape: Sequence[Any]) -> None:
         self.scratch_shapes[index] = tuple(shape)
 
     def _scratch_address(self, index: int) -> str:
-        dtype = self.object(self.body.spec(Val(index)).dtype)
-        return self._bound(f"p_z{index}", f"x.scratch({index}, {self.scratch_shapes[index]!r}, {dtype})")
+        row_bytes = math.prod(self.scratch_shapes[index]) * self.body.spec(Val(index)).dtype.itemsize
+        return self._bound(f"p_z{index}", f"x.scratch({index}, {row_bytes})")
 
     def _scratch_tensor(self, index: int) -> str:
         self._scratch_address(index)
-        return self._bound(f"z{index}", f"x.scratch_tensor({index})")
+        dtype = self.object(self.body.spec(Val(index)).dtype)
+        return self._bound(f"z{index}", f"x.scratch_tensor({index}, {self.scratch_shapes[index]!r}, {dtype})")
 
     def _behind_pieces(self, index: int) -> tuple[int, int]:
         """The value of whose elements another is one range, and where that begins."""

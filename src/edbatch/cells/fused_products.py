@@ -7,6 +7,7 @@ written down as numbers, the fields of `Product` and `RowProduct` in `_blas.c`.
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Sequence
 from typing import Any
 
@@ -42,7 +43,7 @@ class FusedProducts(FusedMemory):
         self.products: list[tuple[int, int, int]] = []
         self._waiting: dict[int, list[str]] = {}  # products that run together next: their numbers
         self._waiting_rows: dict[int, list[list[str]]] = {}  # the same of products of matrices of rows
-        self._num_calls = 0
+        self._calls: list[list[str]] = []  # the arguments of kernels and products, by call
 
     def _as_tensors(self) -> set[int]:
         """The values that must lie in memory row by row: results, and what torch ops and products read."""
@@ -74,14 +75,14 @@ class FusedProducts(FusedMemory):
         self._wait_for(row)
         if len(self._waiting) == blas.MOST_PRODUCTS:
             self._emit_products()
-        count, length, step, per_piece, blocks = self._weights(index, op)
+        count, length, step, per_piece = self._pieces(index, op)
         base, offset = self._behind_pieces(row)
         memory = None if base in self.blocks else self.find(base)
         if memory is None or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
             return False
         assert offset + (count // per_piece - 1) * step + length <= memory.width, "a product reads beyond its rows"
         width = math.prod(self.body.spec(Val(index)).shape) // count
-        weights = self._bound(f"weights_{blocks}", f"x.weights({blocks})")
+        weights = self._bound(f"weights{index}", f"x.weights({self.raw(op.args[1])}, {self._num_blocks(index, op)})")
         numbers = map(str, (memory.width, offset, step, per_piece, count, length, width))
         self._waiting[index] = [
             *self._operand(base, memory), *numbers, *[f"{weights}[{i}]" for i in range(4)], *self._result(index)
@@ -123,20 +124,17 @@ class FusedProducts(FusedMemory):
         numbers = [number for product in products for number in product]
         self._call(self.object(function), [gemm, str(dtype.itemsize), str(len(products)), *numbers])
 
-    def _weights(self, index: int, op: Op) -> tuple[int, int, int, int, str]:
-        """How many blocks a product has, how long a piece of a row is that it multiplies, how far the next one is from
-        it, how many blocks multiply the same piece, and the weights as [count, length, width]."""
-        weight, whole = op.args[1], self.raw(op.args[1])
-        *counts, length, columns = self.body.spec(weight).shape
-        width = self.blocks.get(index, columns)
-        count = columns // width
-        if counts and count == 1:
-            return counts[0], length, length, 1, whole
-        if counts:
-            text = f"{whole}.unflatten(2, ({count}, {width})).transpose(1, 2).flatten(0, 1)"
-            return counts[0] * count, length, length, count, self._bound(f"{whole}_blocks{count}", text)
-        text = f"{whole}.unflatten(1, ({count}, {width})).transpose(0, 1)"
-        return count, length, 0, 1, self._bound(f"{whole}_blocks{count}", text)
+    def _num_blocks(self, index: int, op: Op) -> int:
+        """Into how many blocks of columns the weights of a product are parted."""
+        columns = self.body.spec(op.args[1]).shape[-1]
+        return columns // self.blocks.get(index, columns)
+
+    def _pieces(self, index: int, op: Op) -> tuple[int, int, int, int]:
+        """How many products there are, how long a piece of a row is that one multiplies, how far the next piece is from
+        it, and how many products multiply the same piece."""
+        *counts, length, _ = self.body.spec(op.args[1]).shape
+        count = self._num_blocks(index, op)
+        return (counts[0] * count, length, length, count) if counts else (count, length, 0, 1)
 
     def _operand(self, base: int, memory: Memory) -> list[str]:
         """Where the rows of a value lie: the first fields of `Product` in `_blas.c`."""
@@ -181,8 +179,12 @@ class FusedProducts(FusedMemory):
 
     def _emit_blocks(self, index: int, op: Op) -> None:
         """A product as blocks of columns, or products of one shape as one; see `blocks`."""
-        count, length, step, per_piece, blocks = self._weights(index, op)
+        count, length, step, per_piece = self._pieces(index, op)
         assert per_piece == 1 or step == 0, "see `blocks`"
+        blocks = self.raw(op.args[1])
+        if step == 0:
+            text = f"{blocks}.unflatten(1, ({count}, -1)).transpose(0, 1)"
+            blocks = self._bound(f"{blocks}_blocks{count}", text)
         width = self.blocks[index]
         self.home[index] = "scratch"
         self._scratch(index, (count * width,))
@@ -207,9 +209,21 @@ class FusedProducts(FusedMemory):
     def _call(self, function: str, arguments: Sequence[str]) -> None:
         """A kernel's arguments are written down once per mini-batch, but for addresses that are only known here."""
         later = {at: text for at, text in enumerate(arguments) if text.isidentifier() and text not in self.prelude}
-        texts = ["0" if at in later else text for at, text in enumerate(arguments)]
-        given = self._bound(f"given{self._num_calls}", f"x.arguments({', '.join(texts)})")
-        address = self._bound(f"p{self._num_calls}", f"{given}.buffer_info()[0]")
-        self._num_calls += 1
-        self.lines += [f"{given}[{FIRST_ARGUMENTS + at}] = {text}" for at, text in later.items()]
-        self.lines.append(f"{function}(b, {address})")
+        first = self._num_given() + FIRST_ARGUMENTS
+        self.lines += [f"given[{first + at}] = {text}" for at, text in later.items()]
+        self.lines.append(f"{function}(b, p{len(self._calls)})")
+        self._calls.append(["0" if at in later else text for at, text in enumerate(arguments)])
+
+    def _num_given(self) -> int:
+        return sum(FIRST_ARGUMENTS + len(arguments) for arguments in self._calls)
+
+    def _given(self) -> list[str]:
+        """Lines that write the arguments of all calls down, one behind the other."""
+        if not self._calls:
+            return ["given = ()"]
+        first, addresses = 0, []
+        for number, arguments in enumerate(self._calls):
+            addresses.append(f"p{number} = p0 + {8 * first}" if number else "p0 = given.buffer_info()[0]")
+            first += FIRST_ARGUMENTS + len(arguments)
+        numbers = ", ".join(f"*head, {', '.join(arguments)}" for arguments in self._calls)
+        return ["head = x.head", f"given = {self.object(array)}('q', ({numbers}))", *addresses]

@@ -10,7 +10,8 @@ import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, TypeVar
+from itertools import count
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -57,6 +58,16 @@ class NodeType:
         return self.name
 
 
+class Output(NamedTuple):
+    """An output of a type: its number among those of all types, its arena, the bytes of a row, and whether a node
+    writes all its rows."""
+
+    number: int
+    arena: int
+    row_bytes: int
+    per_row: bool
+
+
 @dataclass(frozen=True, eq=False)
 class TypeSet:
     """What follows from the forms of some types, in their order.
@@ -77,6 +88,7 @@ class TypeSet:
     arena_of: dict[Spec, int]
     slot_arenas: list[list[int]]
     row_bytes: Ints
+    outputs: list[list[Output]]
     table: SlotTable
     _kept: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
@@ -89,9 +101,13 @@ class TypeSet:
         arena_of = {spec: i for i, spec in enumerate(arenas)}
         row_bytes = np.zeros((len(types), max(map(len, read), default=0)), np.int64)
         for t, specs in enumerate(read):
-            row_bytes[t, : len(specs)] = [
-                0 if spec is None else math.prod(spec.shape) * spec.dtype.itemsize for spec in specs
-            ]
+            row_bytes[t, : len(specs)] = [0 if spec is None else _num_bytes(spec) for spec in specs]
+        numbers = count()
+        outputs = [
+            [Output(next(numbers), arena_of[spec], _num_bytes(spec), row)
+             for spec, row in zip(t.kernel.outputs, t.per_row, strict=True)]
+            for t in types
+        ]  # fmt: skip
         return TypeSet(
             kernels=tuple(t.kernel for t in types),
             names=tuple(t.name for t in types),
@@ -104,7 +120,8 @@ class TypeSet:
             arena_of=arena_of,
             slot_arenas=[[-1 if spec is None else arena_of[spec] for spec in specs] for specs in read],
             row_bytes=row_bytes,
-            table=_table(types, arena_of),
+            outputs=outputs,
+            table=_table(types, outputs),
         )
 
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
@@ -147,15 +164,18 @@ def _is_on_cpu(node_type: NodeType) -> bool:
     return all(spec is None or spec.device.type == "cpu" for spec in specs)
 
 
-def _table(types: Sequence[NodeType], arena_of: dict[Spec, int]) -> SlotTable:
+def _num_bytes(spec: Spec) -> int:
+    return math.prod(spec.shape) * spec.dtype.itemsize
+
+
+def _table(types: Sequence[NodeType], outputs: Sequence[Sequence[Output]]) -> SlotTable:
     def starts(counts: list[int]) -> Ints:
         return np.cumsum([0, *counts], dtype=np.int64)
 
-    outputs = [(arena_of[spec], row) for t in types for spec, row in zip(t.kernel.outputs, t.per_row, strict=True)]
     return SlotTable(
         starts=starts([len(t.slots) for t in types]),
         kinds=np.array([slot for t in types for slot in t.slots], dtype=np.int64),
-        output_starts=starts([len(t.per_row) for t in types]),
-        output_arenas=np.array([a for a, _ in outputs], dtype=np.int64),
-        output_per_row=np.array([row for _, row in outputs], dtype=np.int64),
+        output_starts=starts([len(of_type) for of_type in outputs]),
+        output_arenas=np.array([output.arena for of_type in outputs for output in of_type], dtype=np.int64),
+        output_per_row=np.array([output.per_row for of_type in outputs for output in of_type], dtype=np.int64),
     )

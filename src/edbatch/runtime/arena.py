@@ -63,34 +63,42 @@ class Lease:
 
     def __init__(self, pool: Pool, purpose: str):
         self.pool, self._purpose = pool, purpose
-        self._buffers: list[_Buffer] = []
-        self._open: dict[torch.device, _Buffer] = {}
+        self._buffers: list[Buffer] = []
+        self._open: dict[torch.device, Buffer] = {}
         # Under a dispatch mode (fake tensors) memory is not ours to keep.
         self._pooled = torch._C._len_torch_dispatch_stack() == 0
         self.num_bytes = 0
 
     def take(self, spec: Spec, rows: int) -> torch.Tensor:
         """An uninitialised tensor [rows, *spec.shape]."""
-        return self.reserve(spec, rows).tensor() if self._pooled and rows else spec.empty(rows)
+        return self.reserve(spec, rows).tensor()
 
     def reserve(self, spec: Spec, rows: int) -> Part:
         """The same, but the tensor is only made when it is asked for: often its address is enough."""
-        size = rows * _strides(spec.shape)[0] * spec.dtype.itemsize
+        buffer, begin = self.cut(spec.device, rows * _strides(spec.shape)[0] * spec.dtype.itemsize)
+        return Part(buffer, begin, spec, rows)
+
+    def cut(self, device: torch.device, size: int) -> tuple[Buffer, int]:
+        """So many bytes: the buffer they are in, and where they begin there."""
         self.num_bytes += size
-        buffer = self._open.get(spec.device)
+        buffer = self._open.get(device)
         if buffer is None or buffer.room < size:
-            buffer = self._add(spec.device, size)
-        return Part(buffer, buffer.cut(size), spec, rows)
+            buffer = self._add(device, size)
+        return buffer, buffer.cut(size)
 
     def take_one(self, spec: Spec) -> torch.Tensor:
         """An uninitialised tensor of this spec."""
         return self.take(Spec(spec.shape[1:], spec.dtype, spec.device), spec.shape[0]) if spec.shape else spec.empty()
 
-    def _add(self, device: torch.device, size: int) -> _Buffer:
+    def _add(self, device: torch.device, size: int) -> Buffer:
         """The next buffer. The first has room for as much as the last mini-batch took, so mostly it is the only one."""
-        expected = 0 if device in self._open else self.pool.expected.get((self._purpose, device), 0)
-        buffer = self._open[device] = _Buffer(self.pool.take(max(size, expected), device))
-        self._buffers.append(buffer)
+        if self._pooled:
+            expected = 0 if device in self._open else self.pool.expected.get((self._purpose, device), 0)
+            buffer = Buffer(self.pool.take(max(size, expected), device))
+            self._buffers.append(buffer)
+        else:
+            buffer = Buffer(torch.empty(_round_up(size), dtype=torch.uint8, device=device))
+        self._open[device] = buffer
         return buffer
 
     def release(self) -> None:
@@ -106,13 +114,17 @@ class Lease:
         self.release()
 
 
-class _Buffer:
+class Buffer:
     """Bytes that are handed out from their beginning on."""
 
     def __init__(self, memory: torch.Tensor):
-        self.memory, self.address = memory, memory.data_ptr()
+        self.memory = memory
         self.taken, self.room = 0, memory.numel()
         self._as_dtype: dict[torch.dtype, torch.Tensor] = {}
+
+    @property
+    def address(self) -> int:
+        return self.memory.data_ptr()
 
     def cut(self, size: int) -> int:
         """Where the next so many bytes begin."""
@@ -126,11 +138,15 @@ class _Buffer:
             self._as_dtype[dtype] = self.memory.view(dtype)
         return self._as_dtype[dtype]
 
+    def tensor(self, begin: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """A tensor [rows, *shape] that begins at a byte."""
+        return self.of(dtype).as_strided((rows, *shape), _strides(shape), begin // dtype.itemsize)
+
 
 class Part(NamedTuple):
     """A part of a buffer, from byte `begin` on, for a tensor [rows, *spec.shape]."""
 
-    buffer: _Buffer
+    buffer: Buffer
     begin: int
     spec: Spec
     rows: int
@@ -140,8 +156,7 @@ class Part(NamedTuple):
         return self.buffer.address + self.begin
 
     def tensor(self) -> torch.Tensor:
-        shape, dtype = self.spec.shape, self.spec.dtype
-        return self.buffer.of(dtype).as_strided((self.rows, *shape), _strides(shape), self.begin // dtype.itemsize)
+        return self.buffer.tensor(self.begin, self.rows, self.spec.shape, self.spec.dtype)
 
 
 @lru_cache(1024)

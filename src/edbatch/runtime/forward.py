@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from edbatch.planning.layout import Layout, Slot, plan
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.frozen import prologue
-from edbatch.runtime.launch import Binding, copies, copying, reading
+from edbatch.runtime.launch import CPU, Binding, copies, copying, reading
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
 from edbatch.spec import Spec
@@ -84,25 +85,12 @@ class Execution:
         self.lease = Lease(pool, "values")
         self.operands = Operands(plan.recording, plan.schedule, plan.layout)
         self.types = plan.recording.node_types
-        layout, table = plan.layout, plan.recording.table
-        self.arenas = [
-            self.lease.take(spec, rows)
-            for spec, rows in zip(plan.recording.arenas, layout.arena_rows.tolist(), strict=True)
-        ]
-        self._node_begin, self._row_begin = layout.node_begin.tolist(), layout.row_begin.tolist()
-        self._num_rows = layout.num_rows.tolist()
-        base, arena = layout.base.tolist(), table.output_arenas.tolist()
-        starts = table.output_starts.tolist()
-        self.outputs = [
-            [
-                (arena[o], base[o], row)
-                for o, row in zip(range(starts[t], starts[t + 1]), node_type.per_row, strict=True)
-            ]
-            for t, node_type in enumerate(self.types)
-        ]
+        self.outputs = plan.recording.type_set.outputs
+        layout = plan.layout
+        rows = zip(plan.recording.arenas, layout.arena_rows.tolist(), strict=True)
+        self._parts = [self.lease.reserve(spec, count) for spec, count in rows]
+        self.base: list[int] = layout.base.tolist()
         self.type_sizes: list[int] = layout.type_sizes.tolist()
-        self.sizes: list[int] = layout.sizes.tolist()
-        self.own: list[int] = layout.own.tolist()
         self.largest: list[int] = layout.largest.tolist()
         # A dispatch mode must see every op.
         is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
@@ -121,6 +109,31 @@ class Execution:
         pairs = list(zip(self.types, is_compiled, strict=True))
         kernels = [compiling.kernel(node_type) if on else node_type.kernel for node_type, on in pairs]
         return kernels, [on and copies(node_type) for node_type, on in pairs]
+
+    @cached_property
+    def arenas(self) -> list[Tensor]:
+        return [part.tensor() for part in self._parts]
+
+    @cached_property
+    def addresses(self) -> list[int]:
+        """Of the arenas; generated code needs no more."""
+        return [part.address for part in self._parts]
+
+    @cached_property
+    def head(self) -> tuple[int, int, int, int]:
+        """What the arguments of every kernel begin with, see `kernel_text.FIRST_ARGUMENTS`."""
+        layout = self.plan.layout
+        return *layout.addresses[:2], self.operands.index(CPU).data_ptr(), layout.slot_begin.shape[1]
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        found: list[int] = self.plan.layout.sizes.tolist()
+        return found
+
+    @cached_property
+    def own(self) -> list[int]:
+        found: list[int] = self.plan.layout.own.tolist()
+        return found
 
     def run(self) -> None:
         """Compute every value of the mini-batch."""
@@ -207,22 +220,23 @@ class Execution:
 
     def views(self, arenas: Sequence[Tensor | None], batch: int, t: int) -> list[Any]:
         """The rows that a batch writes, as views of arenas (of values or of gradients)."""
-        nodes, rows = self.operands.nodes[batch], self._num_rows[batch]
+        layout, nodes = self.plan.layout, self.operands.nodes[batch]
+        first_node, first_row, rows = (int(x[batch]) for x in (layout.node_begin, layout.row_begin, layout.num_rows))
         return [
             None
             if (whole := arenas[arena]) is None
-            else whole.narrow(0, base + self._row_begin[batch], rows)
+            else whole.narrow(0, self.base[number] + first_row, rows)
             if per_row
-            else whole.narrow(0, base + self._node_begin[batch], nodes)
-            for arena, base, per_row in self.outputs[t]
+            else whole.narrow(0, self.base[number] + first_node, nodes)
+            for number, arena, _, per_row in self.outputs[t]
         ]
 
     def all_rows(self, arenas: Sequence[Tensor | None], t: int) -> list[Any]:
         """The rows that all batches of a type write, in launch order, as views of arenas."""
         size = self.type_sizes[t]
         return [
-            None if (whole := arenas[arena]) is None else whole[base : base + size]
-            for arena, base, _ in self.outputs[t]
+            None if (whole := arenas[arena]) is None else whole[self.base[number] : self.base[number] + size]
+            for number, arena, _, _ in self.outputs[t]
         ]
 
     def ranges(self, buffers: list[Tensor], batch: int) -> list[Tensor]:
@@ -231,6 +245,6 @@ class Execution:
 
     def gather(self, group: Group) -> Tensor:
         """The rows of a group of results, in fresh memory."""
-        arena = self.arenas[self.plan.recording.arena_of[group.spec]]
+        arena = self._parts[self.plan.recording.arena_of[group.spec]].tensor()
         index = torch.from_numpy(self.plan.group_rows(group))
         return arena.index_select(0, index if arena.is_cpu else index.to(arena.device, non_blocking=True))

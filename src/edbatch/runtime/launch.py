@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from array import array
 from collections.abc import Callable
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,108 +12,111 @@ from torch import Tensor
 
 from edbatch.cells.kernel import Read
 from edbatch.planning.layout import Slot
-from edbatch.runtime.arena import Lease, Part
+from edbatch.runtime.arena import Buffer, Lease, Part
 from edbatch.runtime.rows import NAMES, row_kernels
-from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.frontend.type_set import NodeType
     from edbatch.runtime.forward import Execution
 
+CPU = torch.device("cpu")
+
 
 class Binding:
     """The memory of type `t`. Batch b has `sizes[b]` rows, from row `own[b]` of the type's own buffers (outs, saved,
-    deferred, out_grads), and the rows of its operand k begin at `begin[b][k]` of the index."""
+    deferred, out_grads).
+
+    head: what the arguments of every kernel begin with. starts: the address of the numbers that say where the rows of
+    each operand of the first batch begin in the index. ways: of those that say whether its gradients are added or
+    stored.
+    """
+
+    ways: int
+    sums: dict[Any, Any]
+    _gradients: list[Tensor | None]
+    _deferred: list[Tensor]
 
     def __init__(self, execution: Execution, t: int, lease: Lease) -> None:
         self._execution, self._type, self._lease = execution, t, lease
-        operands = execution.operands
-        self.sizes, self.own, self.begin = execution.sizes, execution.own, operands.begin
-        self.index = operands.index(torch.device("cpu"))
-        self.pro = execution.prologues[t]
-        self._saved = execution.saved[t]
-        self._deferred: list[Tensor] = []
-        self.sums: dict[Any, Any] = {}
-        self._gradients: list[Tensor | None] = []
-        self._ways = np.empty((0, 0), np.int64)
-        self._held: list[Any] = []
+        self.head, self.starts, self.pro = execution.head, execution.plan.layout.addresses[2], execution.prologues[t]
+        self._arena_of = execution.operands.arena_of[t]
+        self._held: list[Tensor] = []
         self._buffers: dict[int, tuple[Part, bool]] = {}
-        self._scratch: dict[int, Part] = {}
+        self._scratch: dict[int, tuple[Buffer, int]] = {}
 
     def with_gradients(
         self, arenas: list[Tensor | None], ways: np.ndarray, deferred: list[Tensor], sums: dict[Any, Any]
     ) -> Binding:
         """For backward: the arenas of gradients, how they are written, and where what waits for the end goes."""
-        self._gradients, self._ways, self._deferred, self.sums = arenas, ways, deferred, sums
+        self._gradients, self.ways, self._deferred, self.sums = arenas, ways.ctypes.data, deferred, sums
         return self
 
-    def way(self, slot: int) -> int:
-        """The address of the number that says whether the gradients of an operand of the first batch are added or
-        stored."""
-        address: int = self._ways.ctypes.data
-        return address + 8 * slot
+    @property
+    def sizes(self) -> list[int]:
+        return self._execution.sizes
+
+    @property
+    def own(self) -> list[int]:
+        return self._execution.own
 
     def tensor(self, group: str, number: int) -> Tensor:
         """One of the type's own buffers: of outs, saved, deferred or out_grads."""
-        whole, first = self._own(group, number)
-        return whole[first : first + self._execution.type_sizes[self._type]]
+        execution, t = self._execution, self._type
+        if group in ("saved", "deferred"):
+            return (execution.saved[t] if group == "saved" else self._deferred)[number]
+        output = execution.outputs[t][number]
+        whole = execution.arenas[output.arena] if group == "outs" else self._gradient_arena(output.arena)
+        first = execution.base[output.number]
+        return whole[first : first + execution.type_sizes[t]]
 
     def address(self, group: str, number: int) -> int:
-        """Its address, for which no tensor is made."""
-        whole, first = self._own(group, number)
-        return whole.data_ptr() + first * whole.stride(0) * whole.itemsize
-
-    def _own(self, group: str, number: int) -> tuple[Tensor, int]:
-        """The tensor that an own buffer is part of, and its first row there."""
+        """Its address, for which no tensor is made if there is none."""
+        execution, t = self._execution, self._type
         if group in ("saved", "deferred"):
-            return (self._saved if group == "saved" else self._deferred)[number], 0
-        arena, first, _ = self._execution.outputs[self._type][number]
-        whole = (self._execution.arenas if group == "outs" else self._gradients)[arena]
-        assert whole is not None
-        return whole, first
+            return self.tensor(group, number).data_ptr()
+        output = execution.outputs[t][number]
+        is_value = group == "outs"
+        whole = execution.addresses[output.arena] if is_value else self._gradient_arena(output.arena).data_ptr()
+        return whole + execution.base[output.number] * output.row_bytes
 
-    def start(self, slot: int) -> int:
-        """The address of the number that says where the rows of an operand of the first batch begin in the index."""
-        return self._execution.plan.layout.addresses[2] + 8 * slot
-
-    def arguments(self, *given: int) -> array[int]:
-        """What a generated kernel reads its arguments from, see `kernel_text.Kernel`; it lives as long as this."""
-        layout = self._execution.plan.layout
-        sizes, own, *_ = layout.addresses
-        step = layout.slot_begin.shape[1]
-        made = array("q", (sizes, own, self.index.data_ptr(), step, *given))
-        self._held.append(made)
-        return made
+    def row_bytes(self, number: int) -> int:
+        """Of a row of an output."""
+        return self._execution.outputs[self._type][number].row_bytes
 
     def numbers(self, slot: int) -> int:
         """The address of an operand that is one whole number a row, of all batches."""
         first = self._execution.operands.batch_types.index(self._type)
-        return self.index.data_ptr() + 8 * self.begin[first][slot]
+        return self.head[2] + 8 * int(self._execution.plan.layout.slot_begin[first, slot])
 
-    def arena(self, slot: int) -> Tensor:
-        """The arena that an operand's rows lie in."""
-        return self._execution.arenas[self._execution.operands.arena_of[self._type][slot]]
+    def arena(self, slot: int) -> int:
+        """The address of the arena that an operand's rows lie in."""
+        return self._execution.addresses[self._arena_of[slot]]
 
-    def gradient(self, slot: int) -> Tensor:
-        """The arena of the gradients of an operand's rows."""
-        found = self._gradients[self._execution.operands.arena_of[self._type][slot]]
+    def gradient(self, slot: int) -> int:
+        """The address of the arena of the gradients of an operand's rows."""
+        return self._gradient_arena(self._arena_of[slot]).data_ptr()
+
+    def _gradient_arena(self, number: int) -> Tensor:
+        found = self._gradients[number]
         assert found is not None
         return found
 
-    def shared(self, number: int) -> Tensor:
-        """A shared value with its elements in order; it lives as long as this."""
+    def shared(self, number: int) -> int:
+        """The address of a shared value with its elements in order."""
         value: Tensor = self.pro[number].contiguous()
         self._held.append(value)
-        return value
+        return value.data_ptr()
 
-    def scratch(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> int:
+    def scratch(self, number: int, row_bytes: int) -> int:
         """The address of memory for the largest batch of the type."""
-        part = self._scratch[number] = self._lease.reserve(_on_cpu(shape, dtype), self._execution.largest[self._type])
-        return part.address
+        size = row_bytes * self._execution.largest[self._type]
+        buffer, begin = self._scratch[number] = self._lease.cut(CPU, size)
+        return buffer.address + begin
 
-    def scratch_tensor(self, number: int) -> Tensor:
+    def scratch_tensor(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """That memory as a tensor."""
-        return self._scratch[number].tensor()
+        buffer, begin = self._scratch[number]
+        return buffer.tensor(begin, self._execution.largest[self._type], shape, dtype)
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
         """A function that gives a batch's operand as a tensor.
@@ -130,7 +131,7 @@ class Binding:
             return lambda b: kept[own[b] : own[b] + sizes[b]]
         if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
             return lambda b: operands.read(arenas, b, slot)
-        arena, write, first = self.arena(slot), self.writer(slot), operands.first
+        arena, write, first = arenas[self._arena_of[slot]], self.writer(slot), operands.first
         part, keep = self._buffer(slot)
         buffer = part.tensor()
 
@@ -152,7 +153,7 @@ class Binding:
             return 1, kept.data_ptr(), 0, 0, 0, 0
         buffer, keep = self._buffer(slot)
         first = self._execution.plan.layout.addresses[3] + 8 * slot
-        return 2, self.arena(slot).data_ptr(), self.start(slot), first, buffer.address, keep
+        return 2, self.arena(slot), self.starts + 8 * slot, first, buffer.address, keep
 
     def _kept(self, slot: int) -> Tensor | None:
         """The rows of an operand that forward has kept, of all batches."""
@@ -178,29 +179,35 @@ class Binding:
             self._buffers[slot] = buffer, keep
         return self._buffers[slot]
 
-    def weights(self, blocks: Tensor) -> tuple[int, int, int, bool]:
-        """Of weights [count, length, columns]: address, step, stride, and whether they are transposed."""
-        _, length, columns = blocks.shape
-        step, row, column = blocks.stride()
-        if column == 1 and row >= columns:
-            return blocks.data_ptr(), step, row, False
-        if row == 1 and column >= length:
-            return blocks.data_ptr(), step, column, True
-        blocks = blocks.contiguous()
+    def weights(self, whole: Tensor, num_blocks: int) -> tuple[int, int, int, bool]:
+        """Of a shared matrix or a list of them, each parted into blocks of columns: address, how far one block is from
+        the next, stride of a matrix, and whether it is transposed."""
+        *_, length, columns = whole.shape
+        *steps, row, column = whole.stride()
+        width = columns // num_blocks
+        step = steps[0] if steps and num_blocks == 1 else width * column
+        if num_blocks == 1 or not steps or steps[0] == num_blocks * step:
+            if column == 1 and row >= width:
+                return whole.data_ptr(), step, row, False
+            if row == 1 and column >= length:
+                return whole.data_ptr(), step, column, True
+        parted = whole.reshape(*whole.shape[:-1], num_blocks, width).transpose(-2, -3)
+        blocks = parted.reshape(-1, length, width).contiguous()
         self._held.append(blocks)
-        return blocks.data_ptr(), length * columns, columns, False
+        return blocks.data_ptr(), length * width, width, False
 
     def matrix(self, whole: Tensor, column: int) -> tuple[int, int, bool]:
         """Of a shared matrix from a column on: address, stride, and whether it is transposed."""
-        address, _, stride, is_transposed = self.weights(whole[:, column:].unsqueeze(0))
+        address, _, stride, is_transposed = self.weights(whole[:, column:], 1)
         return address, stride, is_transposed
 
     def writer(self, slot: int) -> Callable[[int, int], None]:
         """A function that writes a batch's operand, rows of floats, to an address."""
-        execution, t, sizes, begin = self._execution, self._type, self.sizes, self.begin
+        execution, t, sizes = self._execution, self._type, self.sizes
         kind, spec, operands = execution.types[t].slots[slot], execution.types[t].slot_specs[slot], execution.operands
         assert spec is not None
-        first, size, index, source = operands.first, operands.size, self.index.data_ptr(), self.arena(slot).data_ptr()
+        begin, first, size = operands.begin, operands.first, operands.size
+        index, source = self.head[2], self.arena(slot)
         copy, total, _ = row_kernels(spec.dtype)
         width, is_summed, is_mean = math.prod(spec.shape), is_taken(kind), kind == Slot.MEAN
 
@@ -219,8 +226,8 @@ class Binding:
         operands, gradients = execution.operands, self._gradients
         if spec is None or spec.dtype not in NAMES or not is_taken(kind):
             return lambda b, gradient: operands.add_gradient(gradients, b, slot, gradient)
-        begin, first, size, sizes = self.begin, operands.first, operands.size, self.sizes
-        index, target, width = self.index.data_ptr(), self.gradient(slot), math.prod(spec.shape)
+        begin, first, size, sizes = operands.begin, operands.first, operands.size, self.sizes
+        index, target, width = self.head[2], self._gradient_arena(self._arena_of[slot]), math.prod(spec.shape)
         add_back, is_mean = row_kernels(spec.dtype).add_back, kind == Slot.MEAN
 
         def add(b: int, gradient: Tensor) -> None:
@@ -243,8 +250,7 @@ def copies(node_type: NodeType) -> bool:
 
 def copying(x: Binding) -> Callable[[int], None]:
     """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
-    write, out, own = x.writer(0), x.tensor("outs", 0), x.own
-    address, row_bytes = out.data_ptr(), out.stride(0) * out.itemsize
+    write, own, address, row_bytes = x.writer(0), x.own, x.address("outs", 0), x.row_bytes(0)
     return lambda b: write(b, address + own[b] * row_bytes)
 
 
@@ -252,11 +258,6 @@ def adding_back(x: Binding) -> Callable[[int], None]:
     """The same, backwards."""
     add, gradients, own, sizes = x.adder(0), x.tensor("out_grads", 0), x.own, x.sizes
     return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
-
-
-@lru_cache(1024)
-def _on_cpu(shape: tuple[int, ...], dtype: torch.dtype) -> Spec:
-    return Spec(shape, dtype, torch.device("cpu"))
 
 
 def reading(kind: Slot) -> Read:

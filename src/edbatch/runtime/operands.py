@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -15,24 +18,40 @@ LONG = 16  # terms; sums of more of them lose digits when they are added up one 
 
 
 class Operands:
-    """Reads the slots of batches. The layout's arrays are held as lists: indexing those from Python is far cheaper."""
+    """Reads the slots of batches. Torch ops read the layout's arrays as lists: indexing those is far cheaper."""
 
     def __init__(self, recording: Recording, schedule: Schedule, layout: Layout):
         self.types = recording.node_types
         self.batch_types: list[int] = schedule.batch_types.tolist()
-        self.nodes: list[int] = (schedule.starts[1:] - schedule.starts[:-1]).tolist()
-        self.begin: list[list[int]] = layout.slot_begin.tolist()
-        self.size: list[list[int]] = layout.slot_size.tolist()
-        self.first: list[list[int]] = layout.slot_first.tolist()
         self.arena_of = recording.type_set.slot_arenas
-        self._index = torch.from_numpy(layout.index)
+        self._layout, self._starts = layout, schedule.starts
         self._index_on: dict[torch.device, Tensor] = {}
+
+    @cached_property
+    def nodes(self) -> list[int]:
+        found: list[int] = np.diff(self._starts).tolist()
+        return found
+
+    @cached_property
+    def begin(self) -> list[list[int]]:
+        found: list[list[int]] = self._layout.slot_begin.tolist()
+        return found
+
+    @cached_property
+    def size(self) -> list[list[int]]:
+        found: list[list[int]] = self._layout.slot_size.tolist()
+        return found
+
+    @cached_property
+    def first(self) -> list[list[int]]:
+        found: list[list[int]] = self._layout.slot_first.tolist()
+        return found
 
     def index(self, device: torch.device) -> Tensor:
         """All planned rows, on a device; copied there once."""
         found = self._index_on.get(device)
         if found is None:
-            found = self._index_on[device] = self._index.to(device, non_blocking=True)
+            found = self._index_on[device] = torch.from_numpy(self._layout.index).to(device, non_blocking=True)
         return found
 
     def read(self, arenas: list[Tensor], batch: int, slot: int) -> Tensor:
