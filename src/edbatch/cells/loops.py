@@ -137,6 +137,12 @@ class Loops(KernelText):
     def size(self, value: Val) -> str:
         return self._number(self._size(value.index))
 
+    def of_table(self, table: Val, at: Row) -> str:
+        memory = self.find(table.index)
+        assert memory is not None, "shared values lie in memory"
+        first = f"{at} * {self._number(self.body.spec(table).shape[1])}"
+        return f"load_{memory.dtype}({self._name(memory)}, {first} + {{j}}, {self._scope(memory)})"
+
     def _stage(self, value: int) -> int:
         """The first stage of loops in which a value's elements can be computed."""
         if value not in self.stages:

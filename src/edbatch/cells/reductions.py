@@ -1,4 +1,5 @@
-"""Ops along a whole row in generated kernels: sums, extremes, softmax, an element by its number. One table row per op.
+"""Ops along a whole row in generated kernels: sums, extremes, softmax, an element or the row of a table by its number.
+One table row per op.
 
 In: an op. Out: an `Element`: how an element of the result follows from elements of the operands and from numbers of the
 row, such as its largest element, which earlier loops over the row have found. Only ops that run along all elements of a
@@ -73,6 +74,10 @@ class Rows(Protocol):
 
     def size(self, value: Val) -> str:
         """How many elements a value has."""
+        ...
+
+    def of_table(self, table: Val, at: Row) -> str:
+        """The text of the element at place {j} of a row of a shared matrix."""
         ...
 
 
@@ -193,6 +198,12 @@ def _take(loops: Rows, op: Op) -> Element:
     return _alone(loops.pick(op.args[0], _where(loops, op)))
 
 
+def _look_up(loops: Rows, op: Op) -> Element:
+    table, index = op.args[0], op.args[1] if op.target is aten.embedding.default else op.args[2]
+    at = loops.place(index, loops.body.spec(table).shape[0], from_end=False)
+    return Element(loops.of_table(table, at), (), [at])
+
+
 def _put(add: Callable[[Op], bool]) -> Callable[[Rows, Op], Element]:
     """All elements but one, which becomes another or grows by it."""
 
@@ -263,6 +274,14 @@ def _one_place(body: Body, op: Op) -> bool:
     return one and fits and constant and torch.bool not in dtypes and _is_flat(shape, [dim])
 
 
+def _one_row(body: Body, op: Op) -> bool:
+    """One row of a shared matrix by its number."""
+    table, *dim, index = op.args[:2] if op.target is aten.embedding.default else op.args
+    spec = body.spec(table)
+    is_table = not body.is_row[table.index] and len(spec.shape) == 2 and 0 not in spec.shape and dim in ([], [0])
+    return is_table and body.spec(index).dtype is torch.int64 and math.prod(body.spec(index).shape) == 1
+
+
 class Rule(NamedTuple):
     fits: Callable[[Body, Op], bool]
     element: Callable[[Rows, Op], Element]
@@ -280,6 +299,7 @@ REDUCTIONS: dict[Any, Rule] = {
     aten._softmax_backward_data.default: Rule(_backward, _softmax_backward),
     aten._log_softmax_backward_data.default: Rule(_backward, _log_softmax_backward, False),
     aten.gather.default: Rule(_one_place, _take), aten.index.Tensor: Rule(_one_place, _take),
+    aten.embedding.default: Rule(_one_row, _look_up), aten.index_select.default: Rule(_one_row, _look_up),
     aten.scatter.src: Rule(_one_place, _put(lambda op: False)),
     aten.scatter.value: Rule(_one_place, _put(lambda op: False)),
     aten.scatter_add.default: Rule(_one_place, _put(lambda op: True)),

@@ -42,6 +42,8 @@ def shared(n: Names, op: Op) -> Code:
         return Code(f"{n.object(constant)}({n.object(op.args[0])})", view=True)
     if op.target is aten.permute.default:  # of weights, in every call: the method takes a third of the time of the op
         return Code(f"{n.raw(op.args[0])}.permute({tuple(op.args[1])!r})")
+    if op.target is aten.slice.Tensor:  # likewise
+        return Code(f"{n.raw(op.args[0])}{_range(n, op, 0)}")
     return call(n, op.target, *op.args, **dict(op.kwargs))
 
 
@@ -56,16 +58,18 @@ def _expand(n: Names, op: Op) -> Code:
 
 
 def _slice(n: Names, op: Op) -> Code:
+    return Code(f"{n.row(op.args[0])}{_range(n, op, 1)}", view=True)
+
+
+def _range(n: Names, op: Op, before: int) -> str:
+    """What takes a slice of a tensor that has so many dimensions before those of the operand."""
     given: list[Any] = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
     shape = n.spec(op.args[0]).shape
     dim, start, stop, step = given[0] % len(shape), *given[1:]
-    size = shape[dim]
-    first, _, _ = slice(start, stop, step).indices(size)
+    first, _, _ = slice(start, stop, step).indices(shape[dim])
     if step == 1 and isinstance(op.spec, Spec):
-        return Code(f"{n.row(op.args[0])}.narrow({dim + 1}, {first}, {op.spec.shape[dim]})", view=True)
-    return Code(
-        f"{n.row(op.args[0])}[{':, ' * (dim + 1)}{start or 0}:{'' if stop is None else stop}:{step}]", view=True
-    )
+        return f".narrow({dim + before}, {first}, {op.spec.shape[dim]})"
+    return f"[{':, ' * (dim + before)}{start or 0}:{'' if stop is None else stop}:{step}]"
 
 
 def _select(n: Names, op: Op) -> Code:

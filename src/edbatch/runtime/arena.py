@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import math
 import threading
 from functools import lru_cache
 from typing import NamedTuple
@@ -88,7 +89,10 @@ class Lease:
 
     def take_one(self, spec: Spec) -> torch.Tensor:
         """An uninitialised tensor of this spec."""
-        return self.take(Spec(spec.shape[1:], spec.dtype, spec.device), spec.shape[0]) if spec.shape else spec.empty()
+        if not spec.shape:
+            return spec.empty()
+        buffer, begin = self.cut(spec.device, math.prod(spec.shape) * spec.dtype.itemsize)
+        return buffer.tensor(begin, spec.shape[0], spec.shape[1:], spec.dtype)
 
     def _add(self, device: torch.device, size: int) -> Buffer:
         """The next buffer. The first has room for as much as the last mini-batch took, so mostly it is the only one."""

@@ -212,6 +212,8 @@ class Execution:
         """Copy the inputs from outside into the first rows of their arenas."""
         inputs: dict[Spec, list[Tensor]] = {}
         recording = self.plan.recording
+        if not recording.outside:
+            return
         for tensor, spec in zip(recording.outside, recording.outside_specs, strict=True):
             inputs.setdefault(spec, []).append(tensor.detach())
         for arena, spec in zip(self.arenas, self.plan.recording.arenas, strict=True):
