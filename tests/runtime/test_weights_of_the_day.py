@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import edbatch
+from edbatch.cells import fused_cell
 from edbatch.cells.fused_cell import FusedCell
 from edbatch.errors import FrozenError
 
@@ -227,15 +228,19 @@ def test_copies_have_weights_of_their_own(compiled):
 
 @pytest.fixture
 def stackings(compiled, monkeypatch):
-    """The fused cells whose weights were stacked, one entry per time."""
+    """One entry for every time that weights of a fused cell were stacked, by torch or without."""
     seen = []
-    original = FusedCell.prologue
 
-    def counted(self, *args):
-        seen.append(self)
-        return original(self, *args)
+    def counted(function):
+        def count(*args):
+            seen.append(function)
+            return function(*args)
 
-    monkeypatch.setattr(FusedCell, "prologue", counted)
+        return count
+
+    monkeypatch.setattr(FusedCell, "prologue", counted(FusedCell.prologue))
+    original = fused_cell.without_torch
+    monkeypatch.setattr(fused_cell, "without_torch", lambda *args: counted(original(*args)))
     return seen
 
 

@@ -39,6 +39,7 @@ class Fused:
 
     products: those that run without torch, as (how many blocks, [B, length] × [length, columns] each).
     scatters: the operands whose gradients kernels write, row by row.
+    by_address: whether only addresses of shared values are read, so that `Strided` ones will do.
     """
 
     bind: Callable[[Any], Callable[[int], None]]
@@ -46,6 +47,7 @@ class Fused:
     kernels: tuple[str, ...]
     products: tuple[tuple[int, int, int], ...]
     scatters: tuple[int, ...]
+    by_address: bool
 
 
 def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
@@ -172,4 +174,4 @@ class _Fuser(FusedProducts):
         namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}
         exec(compile(source, f"<{self.program.name} of {name}>", "exec"), namespace)
         kernels = tuple(k.source for k in self.kernels)
-        return Fused(namespace["bind"], source, kernels, tuple(self.products), self.scatters)
+        return Fused(namespace["bind"], source, kernels, tuple(self.products), self.scatters, self.by_address)

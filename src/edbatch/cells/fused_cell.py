@@ -20,6 +20,7 @@ from edbatch.cells.kernel import Mask, Reads, Take
 from edbatch.cells.program import Emitted, Program
 from edbatch.cells.split import Split, infer, prologue, split
 from edbatch.cells.stack import stack_products
+from edbatch.cells.strided import StridedPrologue, is_strided, without_torch
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
@@ -60,6 +61,12 @@ class FusedCell:
         """Runs under `torch.no_grad`, as all of a mini-batch does."""
         values: tuple[torch.Tensor, ...] = self._prologue.function(shared_and_bound, take)
         return values
+
+    @cached_property
+    def strided_prologue(self) -> StridedPrologue | None:
+        """The prologue of inference without torch, if that reads nothing of shared values but their addresses."""
+        can_be = self.infer.by_address and is_strided(self.body, prologue(self.body))
+        return without_torch(self._prologue, self.body.shared) if can_be else None
 
     @cached_property
     def infer(self) -> Fused:

@@ -34,6 +34,7 @@ class FusedMemory(Emitter):
         self.addresses: dict[int, Memory] = {}
         self.scratch_shapes: dict[int, tuple[int, ...]] = {}
         self.blocks: dict[int, int] = {}  # products that lie block by block: the columns of a block
+        self.by_address = True  # whether only addresses of shared values are read so far
 
     # ---- as kernels see it
 
@@ -99,6 +100,12 @@ class FusedMemory(Emitter):
         """The value of whose elements another is one range, and where that begins."""
         return behind_shifts(self.body, Val(index), lambda i: i not in self.soft or not self.phases.is_view(i))
 
+    def _shared(self, value: Val) -> str:
+        """A shared value of which only the address and the strides are read."""
+        home = self.home.get(value.index)
+        is_given = isinstance(home, Place) and home.group == "pro"
+        return f"x.pro[{home.number}]" if is_given else self.raw(value)  # type: ignore[union-attr]
+
     def _bound(self, name: str, text: str) -> str:
         self.prelude.setdefault(name, text)
         return name
@@ -139,6 +146,7 @@ class FusedMemory(Emitter):
 
     def _tensor_at(self, index: int, place: Place) -> str:
         if place.group == "pro":
+            self.by_address = False
             return self._bound(f"pro{place.number}", f"x.pro[{place.number}]")
         reader = self._bound(f"read{place.number}", f"x.reader({place.number})")
         return self.assign(Val(index), f"{reader}(b)", pinned=True)

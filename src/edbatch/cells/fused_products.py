@@ -82,7 +82,8 @@ class FusedProducts(FusedMemory):
             return False
         assert offset + (count // per_piece - 1) * step + length <= memory.width, "a product reads beyond its rows"
         width = math.prod(self.body.spec(Val(index)).shape) // count
-        weights = self._bound(f"weights{index}", f"x.weights({self.raw(op.args[1])}, {self._num_blocks(index, op)})")
+        text = f"x.weights({self._shared(op.args[1])}, {self._num_blocks(index, op)})"
+        weights = self._bound(f"weights{index}", text)
         numbers = map(str, (memory.width, offset, step, per_piece, count, length, width))
         self._waiting[index] = [
             *self._operand(base, memory), *numbers, *[f"{weights}[{i}]" for i in range(4)], *self._result(index)
@@ -148,8 +149,8 @@ class FusedProducts(FusedMemory):
     def _matrix(self, matrix: Matrix) -> list[str]:
         """Where the matrices of an operand lie: the fields of `Matrix` in `_blas.c`."""
         if not self.body.is_row[matrix.base]:
-            whole = self.raw(Val(matrix.base))
-            found = self._bound(f"matrix_{whole}_{matrix.offset}", f"x.matrix({whole}, {matrix.offset})")
+            text = f"x.matrix({self._shared(Val(matrix.base))}, {matrix.offset})"
+            found = self._bound(f"matrix{matrix.base}_{matrix.offset}", text)
             assert not matrix.is_transposed, "that is for the tensor to say"
             return [blas.ROWS["shared"], f"{found}[0]", "0", "0", "0", f"{found}[1]", f"{found}[2]"]
         memory = self.find(matrix.base)

@@ -16,6 +16,7 @@ import torch
 from edbatch.cells.body import Op, Val
 
 aten = torch.ops.aten
+BY_SIZE = {4: "f32", 8: "f64"}  # what copies take elements of so many bytes for: no bits change
 DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.bool: "b8", torch.int64: "i64"}
 CASTS = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64", torch.bool: "bool_"}
 FLOATS = (torch.float32, torch.float64)

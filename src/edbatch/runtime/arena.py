@@ -13,6 +13,7 @@ import torch
 from edbatch.spec import Spec
 
 ALIGNMENT = 64  # bytes, of every tensor
+CPU = torch.device("cpu")
 
 
 def _round_up(size: int) -> int:
@@ -86,6 +87,11 @@ class Lease:
         if buffer is None or buffer.room < size:
             buffer = self._add(device, size)
         return buffer, buffer.cut(size)
+
+    def address(self, size: int) -> int:
+        """The address of so many bytes on the CPU."""
+        buffer, begin = self.cut(CPU, size)
+        return buffer.address + begin
 
     def take_one(self, spec: Spec) -> torch.Tensor:
         """An uninitialised tensor of this spec."""

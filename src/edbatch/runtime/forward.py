@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -12,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edbatch.cells.pointwise import BY_SIZE
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
 from edbatch.frontend.type_set import NodeType
@@ -20,9 +22,10 @@ from edbatch.planning.layout import Layout, Slot, plan
 from edbatch.planning.schedule import Schedule
 from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.frozen import prologue
-from edbatch.runtime.launch import CPU, Binding, copies, copying, reading
+from edbatch.runtime.launch import Binding, copies, copying, reading
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands
+from edbatch.runtime.rows import copy_rows
 from edbatch.spec import Spec
 
 log = logging.getLogger("edbatch")
@@ -93,7 +96,7 @@ class Execution:
         self.type_sizes: list[int] = layout.type_sizes.tolist()
         self.largest: list[int] = layout.largest.tolist()
         # A dispatch mode must see every op.
-        is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
+        self._is_compiled = is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
         kernels, self.only_copies = plan.recording.type_set.keep(
             ("kernels", compiling, is_on), lambda: self._choose_kernels(compiling, is_on)
         )
@@ -123,7 +126,7 @@ class Execution:
     def head(self) -> tuple[int, int, int, int]:
         """What the arguments of every kernel begin with, see `kernel_text.FIRST_ARGUMENTS`."""
         layout = self.plan.layout
-        return *layout.addresses[:2], self.operands.index(CPU).data_ptr(), layout.slot_begin.shape[1]
+        return *layout.addresses[:2], layout.index.ctypes.data, layout.slot_begin.shape[1]
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -140,7 +143,7 @@ class Execution:
         self._take_outside()
         for t in range(len(self.types)):
             self.training[t] = training = self._compile(t)
-            self.prologues[t] = prologue(self.kernels[t], self.types[t].shared, self.lease)
+            self.prologues[t] = prologue(self.kernels[t], self.types[t].shared, self.lease, trains=training is not None)
             if training is not None:
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
         scratch = Lease(self.lease.pool, "scratch")
@@ -247,6 +250,12 @@ class Execution:
 
     def gather(self, group: Group) -> Tensor:
         """The rows of a group of results, in fresh memory."""
-        arena = self._parts[self.plan.recording.arena_of[group.spec]].tensor()
-        index = torch.from_numpy(self.plan.group_rows(group))
+        part, rows = self._parts[self.plan.recording.arena_of[group.spec]], self.plan.group_rows(group)
+        spec = group.spec
+        if self._is_compiled and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE:  # torch takes far longer
+            found = spec.empty(len(rows))
+            copy = copy_rows(spec.dtype.itemsize)
+            copy(len(rows), rows.ctypes.data, 0, part.address, found.data_ptr(), math.prod(spec.shape))
+            return found
+        arena, index = part.tensor(), torch.from_numpy(rows)
         return arena.index_select(0, index if arena.is_cpu else index.to(arena.device, non_blocking=True))

@@ -59,7 +59,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
         )
 
 
-def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease) -> Any:
+def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:
     """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen.
 
     Else it lies in the memory of the mini-batch: that of a megabyte of fresh memory costs more than stacking.
@@ -68,7 +68,8 @@ def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease) -> Any:
     while scope is not None and not all(id(t) in scope.members for t in shared):
         scope = scope.outer
     if scope is None:
-        return kernel.prologue(shared, lease.take_one)
+        strided = None if trains else getattr(kernel, "strided_prologue", None)
+        return kernel.prologue(shared, lease.take_one) if strided is None else strided(shared, lease.address)
     key = (id(kernel), *map(id, shared))
     if key not in scope.made:
         scope.made[key] = kernel, kernel.prologue(shared)

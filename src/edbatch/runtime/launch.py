@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from edbatch.cells.kernel import Read
+from edbatch.cells.strided import Strided
 from edbatch.planning.layout import Slot
-from edbatch.runtime.arena import Buffer, Lease, Part
+from edbatch.runtime.arena import CPU, Buffer, Lease, Part
 from edbatch.runtime.rows import NAMES, row_kernels
 
 if TYPE_CHECKING:
     from edbatch.frontend.type_set import NodeType
     from edbatch.runtime.forward import Execution
 
-CPU = torch.device("cpu")
+Shared = Tensor | Strided
 
 
 class Binding:
@@ -40,7 +41,7 @@ class Binding:
         self._execution, self._type, self._lease = execution, t, lease
         self.head, self.starts, self.pro = execution.head, execution.plan.layout.addresses[2], execution.prologues[t]
         self._arena_of = execution.operands.arena_of[t]
-        self._held: list[Tensor] = []
+        self._held: list[Shared] = []
         self._buffers: dict[int, tuple[Part, bool]] = {}
         self._scratch: dict[int, tuple[Buffer, int]] = {}
 
@@ -103,7 +104,7 @@ class Binding:
 
     def shared(self, number: int) -> int:
         """The address of a shared value with its elements in order."""
-        value: Tensor = self.pro[number].contiguous()
+        value: Shared = self.pro[number].contiguous()
         self._held.append(value)
         return value.data_ptr()
 
@@ -179,7 +180,7 @@ class Binding:
             self._buffers[slot] = buffer, keep
         return self._buffers[slot]
 
-    def weights(self, whole: Tensor, num_blocks: int) -> tuple[int, int, int, bool]:
+    def weights(self, whole: Shared, num_blocks: int) -> tuple[int, int, int, bool]:
         """Of a shared matrix or a list of them, each parted into blocks of columns: address, how far one block is from
         the next, stride of a matrix, and whether it is transposed."""
         *_, length, columns = whole.shape
@@ -191,14 +192,14 @@ class Binding:
                 return whole.data_ptr(), step, row, False
             if row == 1 and column >= length:
                 return whole.data_ptr(), step, column, True
-        parted = whole.reshape(*whole.shape[:-1], num_blocks, width).transpose(-2, -3)
-        blocks = parted.reshape(-1, length, width).contiguous()
+        parted = whole.reshape((*whole.shape[:-1], num_blocks, width)).transpose(-2, -3)
+        blocks = parted.contiguous()
         self._held.append(blocks)
         return blocks.data_ptr(), length * width, width, False
 
-    def matrix(self, whole: Tensor, column: int) -> tuple[int, int, bool]:
+    def matrix(self, whole: Shared, column: int) -> tuple[int, int, bool]:
         """Of a shared matrix from a column on: address, stride, and whether it is transposed."""
-        address, _, stride, is_transposed = self.weights(whole[:, column:], 1)
+        address, _, stride, is_transposed = self.weights(whole.narrow(1, column, whole.shape[1] - column), 1)
         return address, stride, is_transposed
 
     def writer(self, slot: int) -> Callable[[int, int], None]:

@@ -12,6 +12,8 @@ from typing import NamedTuple
 
 import torch
 
+from edbatch.cells.pointwise import BY_SIZE
+
 _COPY = """def kernel(B, index, begin, source, target, width):
     for r in range(B):
         row, at = load_i64(index, begin + r, 0) * width, r * width
@@ -64,5 +66,13 @@ def row_kernels(dtype: torch.dtype) -> RowKernels:
     from edbatch.cells.native import compile_kernels  # at first use: it imports numba
 
     short, cast = NAMES[dtype]
-    sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in (_COPY, _TOTAL, _ADD_BACK)]
-    return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
+    sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in (_TOTAL, _ADD_BACK)]
+    return RowKernels(copy_rows(dtype.itemsize), *compile_kernels(sources, f"rows of {cast}"))
+
+
+@cache
+def copy_rows(itemsize: int) -> Callable[..., None]:
+    """A copy of listed rows, of elements of so many bytes."""
+    from edbatch.cells.native import compile_kernels
+
+    return compile_kernels([_COPY.replace("_T(", f"_{BY_SIZE[itemsize]}(")], "copies of rows")[0]
