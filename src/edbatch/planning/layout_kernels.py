@@ -141,6 +141,7 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
          of_batches, length, arg_at, cursor, base, outside_row):  # fmt: skip
     """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin.
 
+    `arg_at`, where each node's args begin, and `cursor`, where each slot begins, move on with what is written.
     Returns the rows; of each batch and slot where they begin, how many there are, and the first; the address of these.
     """
     width, most = 0, 0
