@@ -117,3 +117,19 @@ def test_slots_of_every_kind():
     assert all(plan_.largest[t] in plan_.sizes[order.batch_types == t] for t in range(6))
     assert "10" not in repr(plan_)
     assert "views" in repr(plan_)
+
+
+def test_plain_slots_before_between_and_after_sums():
+    """Sums of different lengths in between do not shift what slots of one entry read."""
+    leaf, mixed = range(2)
+    table = table_of(
+        [((Slot.DATA,), [(0, False)]), ((Slot.ONE, Slot.SUM, Slot.DATA, Slot.MEAN, Slot.ONE), [(0, False)])]
+    )
+    types = np.array([leaf, leaf, leaf, mixed, mixed], dtype=np.int64)
+    first, second = [2, 2, 0, 1, 50, 1, 2, 0], [0, 1, 1, 60, 3, 2, 1, 0, 1]
+    _, order, plan_ = plan(types, np.array([7, 8, 9, *first, *second]), table, outside=(0,))
+    assert order.batch_types.tolist() == [leaf, mixed]
+    slots = zip(plan_.slot_begin[1], plan_.slot_size[1], strict=True)
+    read = [plan_.index[begin : begin + size].tolist() for begin, size in slots]
+    assert read == [[2, 0], [0, 1, 1], [50, 60], [2, 2, 1, 0], [0, 1]]
+    assert plan_.slot_first[1].tolist() == [-1, -1, -2, -1, 0]

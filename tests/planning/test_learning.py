@@ -63,6 +63,17 @@ def test_several_graphs_share_types_by_name() -> None:
         assert schedule.unseen_states == 0
 
 
+def test_type_ids_of_a_graph_do_not_matter() -> None:
+    machine = learn_policy([PROBLEM], encoding="base", settings=QLearning(demonstrate=False))
+    names = PROBLEM.type_names
+    turned = replace(PROBLEM, types=len(names) - 1 - PROBLEM.types, type_names=names[::-1])
+    more = replace(turned, types=turned.types + 1, type_names=("unused", *turned.type_names))
+    for graph, policy in ((turned, machine), (more, machine.with_types(["unused"]))):
+        schedule = policy.run(graph)
+        schedule.check(graph)
+        assert schedule.batches == machine.run(PROBLEM).batches
+
+
 def test_learning_stops_at_the_lower_bound() -> None:
     policy = learn_policy([Graph.from_lists(*words("aaab", "aab"))])
     assert policy.training.episodes == 0

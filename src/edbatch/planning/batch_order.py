@@ -59,50 +59,55 @@ def reading_order(
 ) -> Ints:
     """`order` with every batch sorted by when its nodes are read: first what the favourite reads, then by first reads.
 
-    Reads are numbered from the last to the first, so the number written last is that of the first read.
+    Reads are numbered in launch order, in a batch operand by operand, as the rows of an operand are to be consecutive,
+    or, where nodes have different numbers of them, node by node, as sums read. Other reads than those of favourites
+    have numbers that are larger by `num_reads`; what counts is the smallest.
     """
-    n, num_reads = len(order), len(inputs)
-    arity = arities(offsets, order, starts)
-    favourite = favourites(types, offsets, inputs, order, starts, batch_types, arity, len(fixed))
+    n, num_reads, num_types = len(order), len(inputs), len(fixed)
+    arity, reads = arities(offsets, order, starts)
+    favourite = favourites(types, offsets, inputs, order, starts, batch_types, arity, num_types)
     ordered, read = order.copy(), np.empty(n, np.int64)
     for i in range(n):
         read[i] = 2 * num_reads + i  # never read: last, by id
     scratch = np.full(2 * num_reads + n, -1, np.int64)
     keep = fixed.copy()  # types whose values may be read as views
-    number = num_reads
+    later, number = np.empty(num_types, np.int64), num_reads
     for b in range(len(batch_types) - 1, -1, -1):
         begin, end, reader = starts[b], starts[b + 1], batch_types[b]
         if not fixed[reader]:
             sort_by(read, ordered[begin:end], scratch)
-        if not only_sums[reader]:
-            for k in range(begin, end):
-                for e in range(offsets[ordered[k]], offsets[ordered[k] + 1]):
-                    keep[types[inputs[e]]] = True
-        if arity[b] >= 0:  # operand by operand, as the rows of an operand are to be consecutive
-            for j in range(arity[b] - 1, -1, -1):
-                for k in range(end - 1, begin - 1, -1):
-                    number -= 1
-                    note_read(read, inputs[offsets[ordered[k]] + j], number, num_reads, types, favourite, reader)
-        else:  # node by node, as sums read
-            for k in range(end - 1, begin - 1, -1):
-                for e in range(offsets[ordered[k] + 1] - 1, offsets[ordered[k]] - 1, -1):
-                    number -= 1
-                    note_read(read, inputs[e], number, num_reads, types, favourite, reader)
-    follow_operands(types, offsets, inputs, ordered, starts, batch_types, arity, keep)
+        for t in range(num_types):
+            later[t] = 0 if favourite[t] == reader else num_reads
+        number -= reads[b]
+        by_operand, reads_views = arity[b] >= 0, not only_sums[reader]
+        at, step = number, end - begin if by_operand else 1
+        for k in range(begin, end):
+            before = -1
+            if by_operand:
+                at = number + k - begin
+            for e in range(offsets[ordered[k]], offsets[ordered[k] + 1]):
+                node = inputs[e]
+                if node != before:  # cells with two states read each node twice
+                    t = types[node]
+                    read[node] = min(read[node], at + later[t])
+                    if reads_views:
+                        keep[t] = True
+                at, before = at + step, node
+    follow_operands(offsets, inputs, ordered, starts, batch_types, arity, keep)
     return ordered
 
 
 @inner
 def follow_operands(
-    types: Ints, offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, arity: Ints, keep: Bools
+    offsets: Ints, inputs: Ints, order: Ints, starts: Ints, batch_types: Ints, arity: Ints, keep: Bools
 ) -> None:
     """Sort batches by where their first operand lies, but for those of types to `keep`; in place.
 
     Values of a type lie in the order of launch, and those of one type behind those of the one before.
     """
     row, end_of_type = np.empty(len(order), np.int64), np.zeros(len(keep) + 1, np.int64)
-    for t in types:
-        end_of_type[t + 1] += 1
+    for b in range(len(batch_types)):
+        end_of_type[batch_types[b] + 1] += starts[b + 1] - starts[b]
     for t in range(len(keep)):
         end_of_type[t + 1] += end_of_type[t]
     nodes, end = np.empty(len(order), np.int64), np.zeros(len(order) + 1, np.int64)
@@ -123,31 +128,25 @@ def follow_operands(
                 order[end[at]] = nodes[k]
                 end[at] += 1
             end[low : high + 1] = 0
+        first = end_of_type[batch_types[b]] - begin
         for k in range(begin, begin + size):
-            row[order[k]] = end_of_type[batch_types[b]]
-            end_of_type[batch_types[b]] += 1
+            row[order[k]] = first + k
+        end_of_type[batch_types[b]] += size
 
 
 @inner
-def note_read(read: Ints, node: int, number: int, num_reads: int, types: Ints, favourite: Ints, reader: int) -> None:
-    """The reads of favourites have the numbers below `num_reads`, the others so much more."""
-    if favourite[types[node]] == reader:
-        read[node] = number
-    elif read[node] >= num_reads:
-        read[node] = num_reads + number
-
-
-@inner
-def arities(offsets: Ints, order: Ints, starts: Ints) -> Ints:
-    """For each batch how many inputs all of its nodes have; -1 when they differ."""
-    arity = np.empty(len(starts) - 1, np.int64)
+def arities(offsets: Ints, order: Ints, starts: Ints) -> tuple[Ints, Ints]:
+    """For each batch how many inputs all of its nodes have, -1 when they differ; and how many they have together."""
+    arity, total = np.empty(len(starts) - 1, np.int64), np.empty(len(starts) - 1, np.int64)
     for b in range(len(arity)):
-        arity[b] = offsets[order[starts[b]] + 1] - offsets[order[starts[b]]]
+        first = offsets[order[starts[b]] + 1] - offsets[order[starts[b]]]
+        differ, together = False, 0
         for k in range(starts[b], starts[b + 1]):
-            if offsets[order[k] + 1] - offsets[order[k]] != arity[b]:
-                arity[b] = -1
-                break
-    return arity
+            count = offsets[order[k] + 1] - offsets[order[k]]
+            differ |= count != first
+            together += count
+        arity[b], total[b] = -1 if differ else first, together
+    return arity, total
 
 
 @inner

@@ -54,6 +54,7 @@ class Frontier(NamedTuple):
     tail: Ints
     batch_of: Ints
     batch_types: Ints
+    batch_starts: Ints  # how many nodes were launched before each batch
 
 
 @kernel
@@ -85,29 +86,28 @@ def depths(offsets: Ints, inputs: Ints) -> Ints:
     return depth
 
 
-@kernel
-def heights(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
-    """`heights[i, a]`: the nodes of type a on the path from node i to a sink that has most of them, i included."""
+@inner
+def heights_and_lengths(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
+    """`[i, a]`: the nodes of type a on the path from node i to a sink that has most of them, i included.
+
+    In the last column, one more than there are types: the same of nodes of any type.
+    """
     n = len(types)
-    height = np.zeros((n, num_types), np.int32)
+    height = np.zeros((n, num_types + 1), np.int32)
     for i in range(n - 1, -1, -1):
         height[i, types[i]] += 1
+        height[i, num_types] += 1
         for e in range(offsets[i], offsets[i + 1]):
             p = inputs[e]
-            for a in range(num_types):
+            for a in range(num_types + 1):
                 height[p, a] = max(height[p, a], height[i, a])
     return height
 
 
 @kernel
-def lengths(offsets: Ints, inputs: Ints) -> Ints:
-    """Per node, the nodes on the longest path to a sink, the node included."""
-    n = len(offsets) - 1
-    length = np.ones(n, np.int32)
-    for i in range(n - 1, -1, -1):
-        for e in range(offsets[i], offsets[i + 1]):
-            length[inputs[e]] = max(length[inputs[e]], length[i] + 1)
-    return length
+def heights(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
+    """`heights[i, a]`: the nodes of type a on the path from node i to a sink that has most of them, i included."""
+    return heights_and_lengths(types, offsets, inputs, num_types)[:, :num_types].copy()
 
 
 @inner
@@ -138,7 +138,10 @@ def open_frontier(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> F
         if missing[i] == 0:
             queue[tail[types[i]]] = i
             tail[types[i]] += 1
-    return Frontier(types, starts, found, missing, queue, head, tail, np.empty(n, np.int32), np.empty(n, np.int32))
+    return Frontier(
+        types, starts, found, missing, queue, head, tail, np.empty(n, np.int32), np.empty(n, np.int32),
+        np.zeros(n + 1, np.int64),
+    )  # fmt: skip
 
 
 @inner
@@ -147,6 +150,7 @@ def launch(f: Frontier, t: int, batch: int) -> int:
     first, last = f.head[t], f.tail[t]
     f.head[t] = last
     f.batch_types[batch] = t
+    f.batch_starts[batch + 1] = f.batch_starts[batch] + last - first
     for k in range(first, last):
         p = f.queue[k]
         f.batch_of[p] = batch
@@ -162,18 +166,14 @@ def launch(f: Frontier, t: int, batch: int) -> int:
 
 @inner
 def close(f: Frontier, num_batches: int) -> Batches:
-    """The launched batches, node ids ascending inside each: a counting sort by batch."""
-    starts = np.zeros(num_batches + 2, np.int64)
-    for i in range(len(f.batch_of)):
-        starts[f.batch_of[i] + 2] += 1
-    for b in range(2, num_batches + 2):
-        starts[b] += starts[b - 1]
-    order = np.empty(len(f.batch_of), np.int64)
+    """The launched batches, node ids ascending inside each."""
+    starts = f.batch_starts[: num_batches + 1]
+    order, at = np.empty(len(f.batch_of), np.int64), starts.copy()
     for i in range(len(order)):
         b = f.batch_of[i]
-        order[starts[b + 1]] = i
-        starts[b + 1] += 1
-    return order, starts[: num_batches + 1], f.batch_types[:num_batches].copy()
+        order[at[b]] = i
+        at[b] += 1
+    return order, starts, f.batch_types[:num_batches].copy()
 
 
 @kernel
@@ -204,7 +204,7 @@ def run_agenda(types: Ints, offsets: Ints, inputs: Ints, num_types: int, remaini
 @inner
 def lowers(top: Ints, t: int) -> bool:
     """Whether launching t lowers the bound; `top[a, s]` is the largest height_a of the ready nodes of type s."""
-    for s in range(len(top)):  # noqa: SIM110, numba knows no generator expressions
+    for s in range(top.shape[1]):  # noqa: SIM110, numba knows no generator expressions
         if s != t and top[t, s] >= top[t, t]:
             return False
     return True
@@ -237,7 +237,7 @@ def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
     is scored by its own column of `top` alone.
     """
     f = open_frontier(types, offsets, inputs, num_types)
-    height = heights(types, offsets, inputs, num_types)
+    height = heights_and_lengths(types, offsets, inputs, num_types)
     top = np.zeros((num_types, num_types), np.int32)  # top[a, s]: the largest height_a of the ready nodes of type s
     seen = f.head.copy()  # queue[seen[s]:tail[s]] is not in top yet
     waiting, batch = len(types), 0

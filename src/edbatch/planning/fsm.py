@@ -83,15 +83,17 @@ class Fsm:
         """The machine's schedule, and the graph's lower bound, which the machine finds on the way."""
         from edbatch.planning import machine
 
-        ids = self._ids_in(graph)
-        batches, unseen, bound = machine.play(
-            ids[graph.types], graph.offsets, graph.inputs, len(self.types), ENCODINGS.index(self.encoding), self.crowd,
-            self._table, np.zeros(1, np.uint64), 0.0, 0.0, 0.0, 0.0, 1,
+        is_same = graph.type_names == self.types  # as in most mini-batches: ids need not be translated
+        ids = np.empty(0, np.int32) if is_same else self._ids_in(graph)
+        (order, starts, batch_types), unseen, bound = machine.play(
+            graph.types if is_same else ids[graph.types], graph.offsets, graph.inputs, len(self.types),
+            ENCODINGS.index(self.encoding), self.crowd, self._table, np.zeros(1, np.uint64), 0.0, 0.0, 0.0, 0.0, 1,
         )  # fmt: skip
-        order, starts, batch_types = batches
-        ids_back = np.zeros(len(self.types), np.int32)
-        ids_back[ids] = np.arange(len(ids))
-        return Schedule(order, starts, ids_back[batch_types], graph.type_names, unseen_states=unseen), bound
+        if not is_same:
+            ids_back = np.zeros(len(self.types), np.int32)
+            ids_back[ids] = np.arange(len(ids))
+            batch_types = ids_back[batch_types]
+        return Schedule(order, starts, batch_types, graph.type_names, unseen_states=unseen), bound
 
     def unknown_types(self, graph: Graph) -> list[Hashable]:
         """The types of a graph that the machine was not learned for."""

@@ -140,9 +140,9 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
         table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, outside
     )
     index, slots, at_slots = kernels.fill(
-        graph.types, args, table.starts, table.kinds, table.output_starts, table.output_per_row,
+        args, table.starts, table.kinds, table.output_starts, table.output_per_row,
         schedule.order, schedule.starts, schedule.batch_types,
-        position, row_position, length, arg_begin, cursor, base, outside_row,
+        of_batches, length, arg_begin, cursor, base, outside_row,
     )  # fmt: skip
     node_begin, row_begin, num_rows, own, sizes = of_batches
     addresses = at_batches + sizes.nbytes * 4, at_batches + own.nbytes * 3, at_slots, at_slots + 2 * slots[0].nbytes

@@ -62,11 +62,19 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
     """
     n, num_types = len(types), len(slot_starts) - 1
     length, arg_begin, size = np.ones(n, np.int64), np.empty(n, np.int64), np.zeros(len(slot_kinds) + 1, np.int64)
+    num_plain = np.empty(num_types, np.int64)  # the args of a node, -1 unless it is one in every slot
     at, repeats = 0, False
-    for kind in slot_kinds:
-        repeats |= kind == REPEAT
+    for t in range(num_types):
+        num_plain[t] = slot_starts[t + 1] - slot_starts[t]
+        for s in range(slot_starts[t], slot_starts[t + 1]):
+            repeats |= slot_kinds[s] == REPEAT
+            if slot_kinds[s] != ONE and slot_kinds[s] != DATA:
+                num_plain[t] = -1
     for i in range(n):
         arg_begin[i] = at
+        if num_plain[types[i]] >= 0:
+            at += num_plain[types[i]]
+            continue
         for s in range(slot_starts[types[i]], slot_starts[types[i] + 1]):
             kind = slot_kinds[s]
             first, at = entries(kind, args, at)
@@ -88,15 +96,19 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
             by_rows[t] |= output_per_row[o]
     for b in range(len(batch_types)):
         t = batch_types[b]
-        of_batches[0, b], of_batches[1, b] = nodes[t], rows[t]
+        node, row = nodes[t], rows[t]
+        of_batches[0, b], of_batches[1, b] = node, row
         for s in range(slot_starts[t], slot_starts[t + 1]):
             size[s + 1] += 1  # offsets have one entry more than the batch has nodes
+            if num_plain[t] >= 0:
+                size[s + 1] += (starts[b + 1] - starts[b]) * (1 if slot_kinds[s] == ONE else 2)
         for k in range(starts[b], starts[b + 1]):
             i = order[k]
-            position[i], row_position[i] = nodes[t], rows[t]
-            nodes[t] += 1
-            rows[t] += length[i]
-        of_batches[2, b] = rows[t] - of_batches[1, b]
+            position[i], row_position[i] = node, row
+            node += 1
+            row += length[i]
+        nodes[t], rows[t] = node, row
+        of_batches[2, b] = row - of_batches[1, b]
         of_batches[3, b] = of_batches[by_rows[t], b]
         of_batches[4, b] = of_batches[2, b] if by_rows[t] else starts[b + 1] - starts[b]
         of_types[2, t] += of_batches[4, b]
@@ -125,57 +137,72 @@ def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, o
 
 
 @njit(**KERNEL)
-def fill(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
-         position, row_position, length, arg_begin, cursor, base, outside_row):  # fmt: skip
+def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
+         of_batches, length, arg_at, cursor, base, outside_row):  # fmt: skip
     """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin.
 
+    `arg_at`, where each node's args begin, and `cursor`, where each slot begins, move on with what is written.
     Returns the rows; of each batch and slot where they begin, how many there are, and the first; the address of these.
     """
-    width = 0
+    width, most = 0, 0
     for t in batch_types:
         width = max(width, slot_starts[t + 1] - slot_starts[t])
+        most = max(most, output_starts[t + 1] - output_starts[t])
     index = np.empty(cursor[-1], np.int64)
-    bounds = np.empty(len(types) + 1, np.int64)
+    bounds = np.empty(len(order) + 1, np.int64)
+    rows = np.empty((most, len(order)), np.int64)  # of each output and node, its first row
     slots = np.full((3, len(batch_types), width), -2, np.int64)  # of each batch and slot: begin, size, first row
-    arg_at = arg_begin.copy()
     for b in range(len(batch_types)):
         t, nodes = batch_types[b], starts[b + 1] - starts[b]
+        skip = 0  # args of slots that need not be counted node by node
         for s in range(slot_starts[t], slot_starts[t + 1]):
-            kind, begin, consecutive, offset = slot_kinds[s], cursor[s], True, 0
+            kind, begin, offset = slot_kinds[s], cursor[s], 0
             at = begin
-            for j in range(nodes):
-                i = order[starts[b] + j]
-                bounds[j] = offset if kind == OFFSETS else at - begin
-                offset += length[i]
-                first, arg_at[i] = entries(kind, args, arg_at[i])
-                for q in range(first, arg_at[i]):
-                    ref, row, repeat, step = args[q], args[q], 1, 0
-                    if kind != DATA and ref < 0:
-                        row = outside_row[-1 - ref]
-                    elif kind != DATA:
-                        producer = ref & MASK
-                        o = output_starts[types[producer]] + (ref >> 32)
-                        row = base[o] + (row_position[producer] if output_per_row[o] else position[producer])
-                        if kind == ROWS or kind == SUM_ROWS:
-                            repeat, step = length[producer], 1
-                    if kind == REPEAT:
-                        repeat = length[i]
-                    for r in range(repeat):
-                        index[at] = row + r * step
-                        if at > begin and index[at] != index[at - 1] + 1:
-                            consecutive = False
-                        at += 1
+            if kind == ONE or kind == DATA:  # most slots; the long way below takes twice the time
+                for k in range(starts[b], starts[b + 1]):
+                    entry = args[arg_at[order[k]] + skip]
+                    if kind == ONE:
+                        entry = outside_row[-1 - entry] if entry < 0 else rows[entry >> 32, entry & MASK]
+                    index[at] = entry
+                    at += 1
+                skip += 1
+            else:
+                for j in range(nodes):
+                    i = order[starts[b] + j]
+                    bounds[j] = offset if kind == OFFSETS else at - begin
+                    offset += length[i]
+                    first, end = entries(kind, args, arg_at[i] + skip)
+                    arg_at[i] = end - skip
+                    for q in range(first, end):
+                        ref, repeat, step = args[q], 1, 0
+                        row = outside_row[-1 - ref] if ref < 0 else rows[ref >> 32, ref & MASK]
+                        if kind == REPEAT:
+                            repeat = length[i]
+                        elif kind == ROWS or kind == SUM_ROWS:
+                            repeat, step = length[ref & MASK], 1
+                        for r in range(repeat):
+                            index[at] = row + r * step
+                            at += 1
             slots[0, b, s - slot_starts[t]], slots[1, b, s - slot_starts[t]] = begin, at - begin
             if kind < DATA:
+                same = begin + 1
+                while same < at and index[same] == index[same - 1] + 1:
+                    same += 1
                 # A view also when every sum has one term.
                 is_plain = kind < SUM or (kind < SUM_ROWS and at - begin == nodes)
-                slots[2, b, s - slot_starts[t]] = index[begin] if consecutive and at > begin and is_plain else -1
+                slots[2, b, s - slot_starts[t]] = index[begin] if same == at and is_plain else -1
             if kind >= SUM and kind != DATA:
                 bounds[nodes] = offset if kind == OFFSETS else at - begin
                 for j in range(nodes + 1):  # a slice would take a second more to compile
                     index[at + j] = bounds[j]
                 at += nodes + 1
             cursor[s] = at
+        for o in range(output_starts[t], output_starts[t + 1]):
+            per_row, of_output = output_per_row[o], rows[o - output_starts[t]]
+            row = base[o] + of_batches[per_row, b]
+            for k in range(starts[b], starts[b + 1]):
+                of_output[order[k]] = row
+                row += length[order[k]] if per_row else 1
     return index, slots, slots.ctypes.data
 
 

@@ -27,12 +27,11 @@ from edbatch.planning.frontier import (
     block,
     bound_of,
     close,
-    heights,
+    heights_and_lengths,
     inner,
     kernel,
     largest,
     launch,
-    lengths,
     lowers,
     mixed,
     open_frontier,
@@ -62,12 +61,12 @@ class Table(NamedTuple):
 class Signs(NamedTuple):
     """What speaks for launching a type, kept up to date while types are launched."""
 
-    height: Ints
-    length: Ints
+    height: Ints  # heights and lengths
     seen: Ints  # queue[seen[t]:tail[t]] has not been looked at
     size: Ints  # ready nodes per type
-    top: Ints  # top[a, s]: the largest height_a of the ready nodes of type s
-    longest: Ints  # per type, the longest way to go of its ready nodes
+    tops: Ints  # tops[a, s]: the largest height_a of the ready nodes of type s; last row: their longest ways to go
+    top: Ints  # the rows of the types
+    longest: Ints  # the last row
     way: Ints  # per type, the ways to go of its ready nodes together
 
 
@@ -127,14 +126,17 @@ def look(f: Frontier, signs: Signs) -> None:
     """Take in the nodes that became ready."""
     num_types = len(signs.size)
     for s in range(num_types):
-        for k in range(signs.seen[s], f.tail[s]):
-            length = signs.length[f.queue[k]]
-            signs.longest[s] = max(signs.longest[s], length)
-            signs.way[s] += length
-            for a in range(num_types):
-                signs.top[a, s] = max(signs.top[a, s], signs.height[f.queue[k], a])
-        signs.seen[s] = f.tail[s]
-        signs.size[s] = f.tail[s] - f.head[s]
+        first, last = signs.seen[s], f.tail[s]
+        signs.seen[s], signs.size[s] = last, last - f.head[s]
+        if first == last:
+            continue
+        for a in range(num_types + 1):
+            top = signs.tops[a, s]
+            for k in range(first, last):
+                top = max(top, signs.height[f.queue[k], a])
+            signs.tops[a, s] = top
+        for k in range(first, last):
+            signs.way[s] += signs.height[f.queue[k], num_types]
 
 
 @inner
@@ -229,10 +231,10 @@ def play(
     """
     n = len(types)
     f = open_frontier(types, offsets, inputs, num_types)
+    tops = np.zeros((num_types + 1, num_types), np.int32)
     signs = Signs(
-        heights(types, offsets, inputs, num_types), lengths(offsets, inputs), f.head.copy(),
-        np.zeros(num_types, np.int64), np.zeros((num_types, num_types), np.int32), np.zeros(num_types, np.int64),
-        np.zeros(num_types, np.int64),
+        heights_and_lengths(types, offsets, inputs, num_types), f.head.copy(), np.zeros(num_types, np.int64),
+        tops, tops[:num_types], tops[num_types], np.zeros(num_types, np.int64),
     )  # fmt: skip
     learns = n if rate else 0
     blocks, free = block(types[:learns], offsets, inputs, num_types)
@@ -265,9 +267,9 @@ def play(
             size = signs.size[chosen]
             rows[batch], rewards[batch] = row, alpha * size / free[chosen] - 1
             free[chosen] += unblock(f, chosen, blocks, stack) - size
-        for a in range(num_types):
-            signs.top[a, chosen] = 0
-        signs.longest[chosen] = signs.way[chosen] = 0
+        for a in range(num_types + 1):
+            tops[a, chosen] = 0
+        signs.way[chosen] = 0
         waiting -= launch(f, chosen, batch)
         batch += 1
     while rate and due < batch:
