@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,6 +67,17 @@ class SlotTable:
     output_per_row: Ints  # 1 when a node writes all its rows, 0 when it writes one
 
 
+class Addresses(NamedTuple):
+    """Of arrays of a layout, for generated code; `rows` is that of `index`."""
+
+    sizes: int
+    own: int
+    rows: int
+    slot_begin: int
+    slot_size: int
+    slot_first: int
+
+
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
@@ -97,7 +109,7 @@ class Layout:
     position: Ints
     row_position: Ints
     length: Ints
-    addresses: tuple[int, int, int, int]  # of sizes, own, slot_begin and slot_first, for generated code
+    addresses: Addresses
 
     def __repr__(self) -> str:
         views = int((self.slot_first >= 0).sum())
@@ -139,13 +151,17 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
     base, arena_rows = kernels.bases(
         table.output_starts, table.output_arenas, table.output_per_row, type_nodes, type_rows, outside
     )
-    index, slots, at_slots = kernels.fill(
+    index, slots, at_index, at_slots = kernels.fill(
         args, table.starts, table.kinds, table.output_starts, table.output_per_row,
         schedule.order, schedule.starts, schedule.batch_types,
         of_batches, length, arg_begin, cursor, base, outside_row,
     )  # fmt: skip
     node_begin, row_begin, num_rows, own, sizes = of_batches
-    addresses = at_batches + sizes.nbytes * 4, at_batches + own.nbytes * 3, at_slots, at_slots + 2 * slots[0].nbytes
+    per_batch, per_slot = sizes.nbytes, slots[0].nbytes
+    addresses = Addresses(
+        at_batches + 4 * per_batch, at_batches + 3 * per_batch, at_index,
+        at_slots, at_slots + per_slot, at_slots + 2 * per_slot,
+    )  # fmt: skip
     return Layout(
         index, slots[0], slots[1], slots[2], node_begin, row_begin, num_rows, own, sizes,
         type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length, addresses,

@@ -142,7 +142,8 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
     """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin.
 
     `arg_at`, where each node's args begin, and `cursor`, where each slot begins, move on with what is written.
-    Returns the rows; of each batch and slot where they begin, how many there are, and the first; the address of these.
+    Returns the rows; of each batch and slot where they begin, how many there are, and the first; the addresses of
+    both.
     """
     width, most = 0, 0
     for t in batch_types:
@@ -203,7 +204,7 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
             for k in range(starts[b], starts[b + 1]):
                 of_output[order[k]] = row
                 row += length[order[k]] if per_row else 1
-    return index, slots, slots.ctypes.data
+    return index, slots, index.ctypes.data, slots.ctypes.data
 
 
 @njit(**KERNEL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from edbatch.runtime.forward import Execution
 
 Shared = Tensor | Strided
+_TARGET = 8  # the place of the target among the arguments of `rows.total`
 
 
 class Binding:
@@ -39,7 +41,8 @@ class Binding:
 
     def __init__(self, execution: Execution, t: int, lease: Lease) -> None:
         self._execution, self._type, self._lease = execution, t, lease
-        self.head, self.starts, self.pro = execution.head, execution.plan.layout.addresses[2], execution.prologues[t]
+        self.head, self.pro = execution.head, execution.prologues[t]
+        self.starts = execution.plan.layout.addresses.slot_begin
         self._arena_of = execution.operands.arena_of[t]
         self._held: list[Shared] = []
         self._buffers: dict[int, tuple[Part, bool]] = {}
@@ -79,10 +82,6 @@ class Binding:
         is_value = group == "outs"
         whole = execution.addresses[output.arena] if is_value else self._gradient_arena(output.arena).data_ptr()
         return whole + execution.base[output.number] * output.row_bytes
-
-    def row_bytes(self, number: int) -> int:
-        """Of a row of an output."""
-        return self._execution.outputs[self._type][number].row_bytes
 
     def numbers(self, slot: int) -> int:
         """The address of an operand that is one whole number a row, of all batches."""
@@ -153,7 +152,7 @@ class Binding:
         if kept is not None:
             return 1, kept.data_ptr(), 0, 0, 0, 0
         buffer, keep = self._buffer(slot)
-        first = self._execution.plan.layout.addresses[3] + 8 * slot
+        first = self._execution.plan.layout.addresses.slot_first + 8 * slot
         return 2, self.arena(slot), self.starts + 8 * slot, first, buffer.address, keep
 
     def _kept(self, slot: int) -> Tensor | None:
@@ -204,21 +203,30 @@ class Binding:
 
     def writer(self, slot: int) -> Callable[[int, int], None]:
         """A function that writes a batch's operand, rows of floats, to an address."""
-        execution, t, sizes = self._execution, self._type, self.sizes
-        kind, spec, operands = execution.types[t].slots[slot], execution.types[t].slot_specs[slot], execution.operands
-        assert spec is not None
-        begin, first, size = operands.begin, operands.first, operands.size
-        index, source = self.head[2], self.arena(slot)
-        copy, total, _ = row_kernels(spec.dtype)
-        width, is_summed, is_mean = math.prod(spec.shape), is_taken(kind), kind == Slot.MEAN
+        total, given = self._total(slot, 0, is_own=False)
+        p, at = given.buffer_info()[0], _TARGET
 
         def write(b: int, address: int) -> None:
-            if is_summed and first[b][slot] < 0:
-                total(sizes[b], index, begin[b][slot], size[b][slot], source, address, width, is_mean)
-            else:
-                copy(sizes[b], index, begin[b][slot], source, address, width)
+            given[at] = address
+            total(b, p)
 
         return write
+
+    def copier(self) -> Callable[[int], None]:
+        """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
+        total, given = self._total(0, self.address("outs", 0), is_own=True)
+        p = given.buffer_info()[0]
+        return lambda b, memory=(self, given): total(b, p)  # type: ignore[misc]
+
+    def _total(self, slot: int, target: int, *, is_own: bool) -> tuple[Callable[[int, int], None], array[int]]:
+        """The kernel that writes an operand, and its arguments."""
+        node_type, layout = self._execution.types[self._type], self._execution.plan.layout
+        kind, spec = node_type.slots[slot], node_type.slot_specs[slot]
+        assert spec is not None
+        slots = [address + 8 * slot for address in layout.addresses[3:]]
+        sums = is_taken(kind), kind == Slot.MEAN
+        given = (*self.head, *slots, self.arena(slot), target, math.prod(spec.shape), is_own, *sums)
+        return row_kernels(spec.dtype).total, array("q", given)
 
     def adder(self, slot: int) -> Callable[[int, Tensor], None]:
         """A function that adds the gradient of a batch's operand to the rows it was read from."""
@@ -245,18 +253,12 @@ class Binding:
 
 
 def copies(node_type: NodeType) -> bool:
-    """Whether a type only writes its operand, rows of floats, as `copying` does."""
+    """Whether a type only writes its operand, rows of floats, as `copier` does."""
     return getattr(node_type.kernel, "copies", False) and node_type.kernel.outputs[0].dtype in NAMES
 
 
-def copying(x: Binding) -> Callable[[int], None]:
-    """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
-    write, own, address, row_bytes = x.writer(0), x.own, x.address("outs", 0), x.row_bytes(0)
-    return lambda b: write(b, address + own[b] * row_bytes)
-
-
 def adding_back(x: Binding) -> Callable[[int], None]:
-    """The same, backwards."""
+    """The launches of a type that `copies`, backwards."""
     add, gradients, own, sizes = x.adder(0), x.tensor("out_grads", 0), x.own, x.sizes
     return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
 

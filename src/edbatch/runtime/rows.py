@@ -1,7 +1,8 @@
 """Rows copied, summed and added back by their numbers: what fused programs do to operands that torch ops read.
 
 All take addresses, see `cells/elements.py`: `index` holds the numbers of rows, from `begin` on; for sums also, `size`
-entries later, where the rows of each node begin. Long sums are added up in float64, or they would lose digits.
+entries later, where the rows of each node begin. Long sums are added up in float64, or they would lose digits. `_TOTAL`
+is called as generated kernels are, see `cells/kernel_text.py`.
 """
 
 from __future__ import annotations
@@ -20,10 +21,21 @@ _COPY = """def kernel(B, index, begin, source, target, width):
         for j in range(width):
             store_T(target, at + j, load_T(source, row + j, 1), 2)
 """
-_TOTAL = """def kernel(B, index, begin, size, source, target, width, is_mean):
+_TOTAL = """def kernel(b, p):
+    B, w, index = load_i64(load_i64(p, 0, 0), b, 0), load_i64(load_i64(p, 1, 0), b, 0), load_i64(p, 2, 0)
+    slot = b * load_i64(p, 3, 0)
+    begin, size = load_i64(load_i64(p, 4, 0), slot, 0), load_i64(load_i64(p, 5, 0), slot, 0)
+    is_view = load_i64(load_i64(p, 6, 0), slot, 0) >= 0
+    source, target, width, is_own = load_i64(p, 7, 0), load_i64(p, 8, 0), load_i64(p, 9, 0), load_i64(p, 10, 0)
+    is_summed, is_mean = load_i64(p, 11, 0), load_i64(p, 12, 0)
     for r in range(B):
+        at = (r + is_own * w) * width
+        if is_view or not is_summed:
+            row = load_i64(index, begin + r, 0) * width
+            for j in range(width):
+                store_T(target, at + j, load_T(source, row + j, 1), 2)
+            continue
         first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
-        row, at = load_i64(index, begin + first, 0) * width, r * width
         if last - first > 16:
             for j in range(width):
                 total = 0.0
@@ -31,6 +43,7 @@ _TOTAL = """def kernel(B, index, begin, size, source, target, width, is_mean):
                     total += load_T(source, load_i64(index, begin + k, 0) * width + j, 1)
                 store_T(target, at + j, CAST(total), 2)
         else:
+            row = load_i64(index, begin + first, 0) * width
             for j in range(width):
                 store_T(target, at + j, load_T(source, row + j, 1), 2)
             for k in range(first + 1, last):
@@ -54,9 +67,8 @@ NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
 
 
 class RowKernels(NamedTuple):
-    """For one dtype: `copy` of listed rows, `total` of segments of listed rows, and its gradient `add_back`."""
+    """For one dtype: `total` of segments of listed rows, or their copy, and its gradient `add_back`."""
 
-    copy: Callable[..., None]
     total: Callable[..., None]
     add_back: Callable[..., None]
 
@@ -67,7 +79,7 @@ def row_kernels(dtype: torch.dtype) -> RowKernels:
 
     short, cast = NAMES[dtype]
     sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in (_TOTAL, _ADD_BACK)]
-    return RowKernels(copy_rows(dtype.itemsize), *compile_kernels(sources, f"rows of {cast}"))
+    return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
 
 
 @cache
