@@ -154,16 +154,16 @@ def batch(
         policy: decides what to launch next: a policy or its name. "learned" learns a finite state machine on the first
             mini-batch, and again when types of nodes are new; "bound-greedy", "agenda", "depth", … learn nothing.
         stack: how results are put together: True stacks them, "cat" gives (rows of all examples, lengths), "pad" pads
-        with zeros,
-            False gives a list with one result per example.
+            with zeros, False gives a list with one result per example.
         compile: whether cells run as fused kernels, on the CPU (EDBATCH_COMPILE=0 turns it off everywhere).
         exact_math: whether tanh, sigmoid, exp, … are torch's own also in fused cells; ours are accurate to 1e-6.
         key: names examples, so that each is recorded once: called with the positional arguments of one example, as
             `fn` is, it gives a hashable value, e.g. `key=lambda tree: tree.number`. An example whose key was seen
-            before is not recorded again. Only parameters, buffers, and tensors given as entries of columns are taken
-            as they are then. Everything else is frozen by the key: the structure, Python numbers, tensors found
-            deeper inside examples, closures and globals that `fn` reads, and what else its Python does is not
-            repeated. None as a key: this example is always recorded. `explain()` says how many examples were known.
+            before is not recorded again. Parameters, buffers, and tensors given as entries of columns are taken as they
+            are then; an entry of a column that is a number, a string or another constant counts as a part of the key.
+            Everything else is frozen by the key: the structure, numbers and tensors found deeper inside examples,
+            closures and globals that `fn` reads, and what else its Python does is not repeated. None as a key: this
+            example is always recorded. `explain()` says how many examples were known.
         debug: record every example although its key is known, and raise an error if that makes a difference.
 
     Returns:

@@ -4,7 +4,6 @@ import copy
 import random
 import re
 import threading
-from itertools import chain
 
 import pytest
 import torch
@@ -53,9 +52,9 @@ def test_debug_finds_a_wrong_key(before, now, message):
 
 
 def test_debug_finds_a_wrong_key_within_one_mini_batch():
-    batched = edbatch.batch(lambda x, n: (x * n).sum(), policy="agenda", key=lambda x, n: n > 0, debug=True)
+    batched = edbatch.batch(lambda x, n: (x * n[0]).sum(), policy="agenda", key=lambda x, n: n[0] > 0, debug=True)
     with pytest.raises(WrongKeyError, match="key True of example 2"):
-        batched([torch.ones(2)] * 3, [1.0, -1.0, 2.0])
+        batched([torch.ones(2)] * 3, [[1.0], [-1.0], [2.0]])
 
 
 def test_debug_finds_other_tensors_and_says_nothing_of_right_keys():
@@ -81,7 +80,7 @@ def test_pieces_are_bounded(monkeypatch):
         assert calls_of(lambda steps=steps: batched(XS[:1], [steps])) == 0
     batched(XS[:1], [5])
     assert world.bank.num_bytes == world.bank.sizes().sum() <= known_examples.MAX_BYTES
-    assert sorted(chain(*world.numbers.values())) == [2, 4, 5]
+    assert sorted(key for key, _ in world.numbers) == [2, 4, 5]
     assert [calls_of(lambda steps=steps: batched(XS[:1], [steps])) for steps in (5, 4, 2)] == [0, 0, 0]
     assert calls_of(lambda: batched(XS[:1], [3])) == 1
 
@@ -163,10 +162,10 @@ def test_copies_have_pieces_of_their_own():
 
 def test_debug_finds_another_number_of_tensors_and_takes_nan_for_nan():
     tensors = [torch.ones(2), torch.full((2,), float("nan"))]
-    key = edbatch.batch(lambda x, n: torch.stack([x, *tensors[:n]]).sum(0), key=lambda x, n: 0, debug=True)
-    key(torch.ones(1, 2), [1])
+    key = edbatch.batch(lambda x, n: torch.stack([x, *tensors[: n[0]]]).sum(0), key=lambda x, n: 0, debug=True)
+    key(torch.ones(1, 2), [[1]])
     with pytest.raises(WrongKeyError, match=r"tensors from outside|values and has"):
-        key(torch.ones(1, 2), [2])
+        key(torch.ones(1, 2), [[2]])
     right = edbatch.batch(lambda x, n: x + torch.full((2,), float("nan")), key=lambda x, n: n, debug=True)
     for _ in range(2):
         assert right(torch.ones(1, 2), [1]).isnan().all()

@@ -29,6 +29,31 @@ def test_tensors_of_columns_are_those_of_the_day():
     torch.testing.assert_close(ours, x.grad)
 
 
+CONSTANTS = (2, 3, 2.0, True, 0.0, -0.0, 0, False, np.float32(1.5), np.float32(2.5), np.int64(2), np.bool_(True))
+
+
+def test_constants_of_columns_are_those_of_the_day():
+    def function(x, number):
+        COUNT.append(0)
+        return torch.mul(x, number) if number > 1 else torch.copysign(x, torch.tensor(float(number)))
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, number: "the same")
+    for number in CONSTANTS:
+        assert calls_of(lambda number=number: batched(XS[1:2], [number])) == 1
+    for number in CONSTANTS:
+        assert_right(batched, XS[1:3], [number] * 2)
+        assert calls_of(lambda number=number: batched(XS[1:3], [number] * 2)) == 0
+    assert_right(batched, XS, [3, 2, 3, -0.0])
+
+
+def test_labels_of_the_day():
+    loss = edbatch.cell(lambda h, label: nn.functional.cross_entropy(h, label))
+    batched = edbatch.batch(lambda tree, label: loss(tree["x"], label), key=lambda tree, label: tree["number"])
+    trees = [{"x": x, "number": i} for i, x in enumerate(XS)]
+    for labels in ([0, 1, 2, 0], [2, 2, 1, 0], np.array([2, 2, 1, 0])):
+        assert_right(batched, trees, labels)
+
+
 def test_one_tensor_in_two_columns_and_inside_an_example():
     def function(x, y, example):
         COUNT.append(0)

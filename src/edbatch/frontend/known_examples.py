@@ -1,9 +1,10 @@
 """Record once: examples that were recorded before are found again by the key that the user gives them.
 
 An example with a known key is not recorded: its piece is used again, with the parameters and the column tensors of the
-day. A piece is found only in the *world* it was recorded in: the same modes, keywords and states of all modules. What
-does not last is recorded always: examples that draw random numbers, write tensors in place or compute with parameters
-outside of cells. A function whose examples use each other's values is not known by keys at all.
+day. Numbers and other constants in columns count as parts of the key. A piece is found only in the *world* it was
+recorded in: the same modes, keywords and states of all modules. What does not last is recorded always: examples that
+draw random numbers, write tensors in place or compute with parameters outside of cells. A function whose examples use
+each other's values is not known by keys at all.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, count, repeat
+from itertools import chain, count
 from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -37,21 +38,22 @@ MAX_WORLDS = 8  # train, eval, …
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
 MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
 
-Form = tuple[tuple[torch.Size, torch.dtype, torch.device] | None, ...]  # of an example: the tensors in its columns
+CONSTANTS = (*SCALARS, np.number, np.bool_)
+Place = tuple[Hashable, Hashable]  # of an example: its key, and what its columns hold
 
 
 @dataclass(eq=False)
 class World:
     """All that recordings depend on besides the examples, and the pieces recorded there.
 
-    numbers: of the pieces in the bank, by the forms and the keys of examples. joined: the types of mini-batches.
+    numbers: of the pieces in the bank, by the places of examples. joined: the types of mini-batches.
     """
 
     mode: Hashable
     keywords: list[Any]  # kept alive: marks hold ids of tensors
     watch: Watch
     bank: PieceBank = field(default_factory=PieceBank)
-    numbers: dict[Form, dict[Hashable, int]] = field(default_factory=dict)
+    numbers: dict[Place, int] = field(default_factory=dict)
     types: Types = field(default_factory=WeakValueDictionary)
     joined: JoinedTypes = field(default_factory=dict)
 
@@ -59,11 +61,8 @@ class World:
         """Drop all other pieces. Calls that are under way still use the bank as it was."""
         bank = PieceBank()
         number_of = dict(zip(kept.tolist(), bank.append(self.bank, kept).tolist(), strict=True))
-        numbers = {
-            form: {key: number_of[number] for key, number in known.items() if number in number_of}
-            for form, known in self.numbers.items()
-        }
-        self.bank, self.numbers = bank, {form: known for form, known in numbers.items() if known}
+        numbers = {place: number_of[number] for place, number in self.numbers.items() if number in number_of}
+        self.bank, self.numbers = bank, numbers
         self.joined.clear()
 
 
@@ -72,8 +71,7 @@ class Call:
     """A mini-batch: which of its examples are known, and its pieces as far as they are."""
 
     world: World
-    keys: list[Hashable]
-    forms: list[Form]
+    places: list[Place]
     unknown: Sequence[int]  # the examples to be recorded
     bank: PieceBank
     numbers: Ints  # of the examples' pieces in the bank, -1 where there is none yet
@@ -99,21 +97,17 @@ class KnownExamples:
         if self._given_up or marks is None:
             self.report = self._given_up or "key is not used: a keyword is neither a tensor, a module nor a constant"
             return None
-        keys, forms = self._keys(examples), _forms(examples)
-        nothing: dict[Hashable, int] = {}
+        places = list(zip(self._keys(examples), _forms(examples), strict=True))
         with self._lock:
             world = self._world((Context.current(), torch.is_inference_mode_enabled(), marks), keywords)
-            bank, of_form = world.bank, world.numbers
-            if forms.count(forms[0]) == len(forms):  # the usual case, at half the time
-                known = list(map(of_form.get(forms[0], nothing).get, keys, repeat(-1)))
-            else:
-                known = [of_form.get(form, nothing).get(key, -1) for form, key in zip(forms, keys, strict=True)]
+            bank, number_of = world.bank, world.numbers
+            known = [number_of.get(place, -1) for place in places]
             unknown: Sequence[int] = [i for i, number in enumerate(known) if number < 0] if min(known) < 0 else []
             numbers = np.array(known, dtype=np.int64)
             bank.last_used[numbers[numbers >= 0] if unknown else numbers] = next(self._clock)
         unknown = range(len(examples)) if self.debug else unknown
         self.report = f"key: {len(examples) - len(unknown)} of {len(examples)} examples were known"
-        return Call(world, keys, forms, unknown, bank, numbers)
+        return Call(world, places, unknown, bank, numbers)
 
     def take(self, call: Call, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
@@ -157,14 +151,14 @@ class KnownExamples:
 
     def _lasting(self, call: Call, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
         """Which of the pieces just recorded are to be kept: the first one of each key that is not known."""
-        first: dict[tuple[Form, Hashable], int] = {}
+        first: dict[Place, int] = {}
         for piece, (i, change) in enumerate(zip(call.unknown, changes, strict=True)):
-            number, place = int(call.numbers[i]), (call.forms[i], call.keys[i])
+            number, place = int(call.numbers[i]), call.places[i]
             if self.debug and (number >= 0 or place in first):
                 before = bank.piece(first[place]) if number < 0 else call.bank.piece(number)
                 if (found := change or difference(before, bank.piece(piece))) is not None:
-                    raise _wrong_key(call.keys[i], i, found)
-            if number < 0 and change is None and call.keys[i] is not None:
+                    raise _wrong_key(place[0], i, found)
+            if number < 0 and change is None and place[0] is not None:
                 first.setdefault(place, piece)
         return list(first.values())
 
@@ -173,8 +167,7 @@ class KnownExamples:
         numbers = world.bank.append(bank, np.array(pieces, dtype=np.int64))
         world.bank.last_used[numbers] = next(self._clock)
         for piece, number in zip(pieces, numbers.tolist(), strict=True):
-            i = call.unknown[piece]
-            world.numbers.setdefault(call.forms[i], {})[call.keys[i]] = number
+            world.numbers[call.places[call.unknown[piece]]] = number
         if sum(world.bank.num_bytes for world in self._worlds) > MAX_BYTES:
             self._drop_oldest()
 
@@ -220,13 +213,24 @@ def _is_key(found: Any) -> bool:
     return not any(isinstance(part, Tensor) for part in (found if isinstance(found, tuple) else (found,)))
 
 
-def _forms(examples: Sequence[Sequence[Any]]) -> list[Form]:
-    if not any(issubclass(t, Tensor) for t in set(map(type, chain.from_iterable(examples)))):
-        return [(None,) * len(examples[0])] * len(examples)
-    return [
-        tuple([(x.shape, x.dtype, x.device) if isinstance(x, Tensor) else None for x in example])
-        for example in examples
-    ]
+def _forms(examples: Sequence[Sequence[Any]]) -> list[Hashable]:
+    """What tells examples of one key apart: the constants in their columns, and what the tensors there are like."""
+    if not any(issubclass(t, (Tensor, *CONSTANTS)) for t in set(map(type, chain.from_iterable(examples)))):
+        return [None] * len(examples)
+    return [tuple(map(_form, example)) for example in examples]
+
+
+def _form(entry: Any) -> Hashable:
+    if isinstance(entry, Tensor):
+        return entry.shape, entry.dtype, entry.device
+    return _mark(entry) if isinstance(entry, CONSTANTS) else None
+
+
+def _mark(constant: Any) -> Hashable:
+    """What tells a constant apart from all others, also 1 from True and 0.0 from -0.0."""
+    if isinstance(constant, float):
+        return type(constant), float_bits(constant)
+    return type(constant), constant.tobytes() if isinstance(constant, np.generic) else constant
 
 
 def _put_together(call: Call, recorded: PieceBank) -> None:
@@ -249,7 +253,7 @@ def _marks(keywords: dict[str, Any]) -> Hashable | None:
         if isinstance(leaf, Tensor | nn.Module | FunctionType):
             marks.append(id(leaf))
         elif isinstance(leaf, SCALARS):
-            marks.append((type(leaf), float_bits(leaf) if type(leaf) is float else leaf))
+            marks.append(_mark(leaf))
         else:
             return None
     return tuple(marks)
@@ -259,6 +263,6 @@ def _wrong_key(key: Hashable, example: int, found: str) -> WrongKeyError:
     return WrongKeyError(
         f"key {key!r} of example {example} of the mini-batch was given before to an example that was recorded "
         f"differently: {found}. An example with a known key is not recorded again, so examples may have the same key "
-        "only if they are alike in all but the tensors in their columns; put what differs into the key, or give None "
-        "as the key of what must always be recorded"
+        "only if they are alike in all but the tensors and numbers in their columns; put what differs into the key, or "
+        "give None as the key of what must always be recorded"
     )
