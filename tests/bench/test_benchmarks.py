@@ -93,10 +93,11 @@ def test_repeated_tree_graph_is_the_graph_of_repeated_trees():
 
 def test_scale(monkeypatch):
     monkeypatch.setattr(scale, "_in_fresh_process", lambda code, environment=None: 0.5)
-    result = json.loads(json.dumps(scale.run(num_nodes=100, num_steps=20, repeats=1)))
+    result = json.loads(json.dumps(scale.run(num_nodes=100, num_steps=20, num_leaves=100, repeats=1)))
     assert set(result["schedule"]) == set(scale.POLICIES)
     assert result["import_seconds_beyond_torch"]["median"] == 0.5
     assert "a chain of 20 cells" in printed(scale.tables(result))
+    assert "a PQ tree of 100 leaves" in printed(scale.tables(result))
 
 
 def test_fresh_processes():

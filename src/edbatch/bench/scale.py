@@ -1,8 +1,9 @@
-"""`edbatch bench scale`: how edbatch behaves on large graphs, long chains and in a fresh process."""
+"""`edbatch bench scale`: how edbatch behaves on large graphs, long chains, large PQ trees and in a fresh process."""
 
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 import tempfile
@@ -49,15 +50,19 @@ print(time.perf_counter() - begin)
 """
 
 
-def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -> dict[str, Any]:
+def run(
+    num_nodes: int = 1_000_000, num_steps: int = 20_000, num_leaves: int = 100_000, repeats: int = 5
+) -> dict[str, Any]:
     """Measures and returns all there is to say, ready for JSON."""
     graph = tree_graph(random_trees(500, seed=0).trees, num_nodes)
-    with measure.progress("measuring", len(POLICIES) + 4) as advance:
+    with measure.progress("measuring", len(POLICIES) + 5) as advance:
         schedules = {}
         for policy in POLICIES:
             schedules[policy] = _schedule(graph, policy, repeats)
             advance()
         chain = _chain(num_steps, repeats)
+        advance()
+        pq_tree = _pq_tree(num_leaves, repeats)
         advance()
         imports = Spread.of([_in_fresh_process(IMPORT) for _ in range(repeats)])
         advance()
@@ -71,6 +76,8 @@ def run(num_nodes: int = 1_000_000, num_steps: int = 20_000, repeats: int = 5) -
         "schedule": schedules,
         "num_steps": num_steps,
         "chain_seconds": chain._asdict(),
+        "num_leaves": num_leaves,
+        "pq_tree_seconds": pq_tree._asdict(),
         "import_seconds_beyond_torch": imports._asdict(),
         "first_call_seconds_without_cache": uncached._asdict(),
         "first_call_seconds_with_cache": cached._asdict(),
@@ -120,6 +127,24 @@ def _chain(num_steps: int, repeats: int) -> Spread:
         return measure.interleave({"chain": lambda: batched(xs)}, repeats).spread("chain")
 
 
+def _pq_tree(num_leaves: int, repeats: int) -> Spread:
+    """Half as many sets as leaves, of 2 to 20 leaves that are consecutive in a random order."""
+    rng = random.Random(0)
+    order = rng.sample(range(num_leaves), num_leaves)
+    sets = []
+    for _ in range(num_leaves // 2):
+        first = rng.randrange(num_leaves - 1)
+        sets.append(order[first : first + rng.randint(2, 20)])
+
+    def reduce() -> None:
+        tree = edbatch.PQTree(range(num_leaves))
+        for subset in sets:
+            if not tree.reduce(subset):
+                raise BenchError("a PQ tree refused a set that can be consecutive")
+
+    return measure.interleave({"tree": reduce}, repeats).spread("tree")
+
+
 def first_use(code: str, repeats: int) -> tuple[Spread, Spread]:
     """Code in a fresh process: with empty caches, so that every kernel it uses is compiled, and with filled ones."""
     empty, filled = [], []
@@ -150,6 +175,7 @@ def tables(result: dict[str, Any]) -> list[Table]:
     seconds = Table("", "seconds", "rounds", caption=caption, box=SIMPLE)
     for name, key in (
         (f"a chain of {result['num_steps']:,} cells, end to end", "chain_seconds"),
+        (f"a PQ tree of {result['num_leaves']:,} leaves, half as many sets", "pq_tree_seconds"),
         ("import edbatch, beyond import torch", "import_seconds_beyond_torch"),
         ("first call, nothing compiled yet", "first_call_seconds_without_cache"),
         ("first call, kernels from disk", "first_call_seconds_with_cache"),

@@ -92,17 +92,18 @@ def recording(batch_size: Trees = 64, rounds: Rounds = 30, data: TreeFolder = No
 def scale(
     nodes: Annotated[int, number("Nodes of the graph that is scheduled.")] = 1_000_000,
     steps: Annotated[int, number("Cells in the chain.")] = 20_000,
+    leaves: Annotated[int, number("Leaves of the PQ tree.", least=2)] = 100_000,
     repeats: Annotated[int, number("How often each is measured.")] = 5,
     json: Json = None,
 ) -> None:
-    """A large graph, a long chain, and fresh processes: import and first call.
+    """A large graph, a long chain, a large PQ tree, and fresh processes: import and first call.
 
     Example: `edbatch bench scale --nodes 100000 --steps 2000`
     """
     with clear_errors():
         from edbatch.bench import scale as benchmark
 
-        show_measured(benchmark, json, lambda: benchmark.run(nodes, steps, repeats))
+        show_measured(benchmark, json, lambda: benchmark.run(nodes, steps, leaves, repeats))
 
 
 @bench.command()
