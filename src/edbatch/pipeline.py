@@ -166,8 +166,7 @@ class Pipeline:
         if len(devices) > 1:
             raise BatchError(
                 f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), "
-                f"but a mini-batch "
-                "runs on one; move the model with model.to(device)"
+                "but a mini-batch runs on one; move the model with model.to(device)"
             )
         return devices.pop() if devices else torch.device("cpu")
 
@@ -202,9 +201,7 @@ class Pipeline:
         recorded = execution.plan.recording
         tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
         if self.root is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            tensors += (
-                self.root.parameters()
-            )  # every rank must give every parameter a gradient, whatever its graphs are
+            tensors += self.root.parameters()  # every rank must give each a gradient, whatever its graphs are
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
         return list(BatchedFunction.apply(execution, results.groups, gathered, watch, *inputs))  # type: ignore[no-untyped-call]
 
@@ -225,8 +222,7 @@ def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     if len(set(lengths)) > 1:
         raise BatchError(
             f"the columns have different lengths ({', '.join(map(str, lengths))}), but need one entry per example "
-            f"each; give what "
-            "all examples share by keyword"
+            "each; give what all examples share by keyword"
         )
     if lengths[0] == 0:
         raise BatchError("the mini-batch is empty, so the shape of its results is unknown; skip empty mini-batches")

@@ -6,8 +6,8 @@ from typing import Any
 
 from torch import nn
 
+from edbatch.frontend.entries import Entry
 from edbatch.frontend.lazy import Kind, Lazy
-from edbatch.frontend.recorder import Entry
 
 class Numbers:
     """64-bit integers that grow in number; `np.frombuffer` reads them."""

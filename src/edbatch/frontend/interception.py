@@ -19,10 +19,12 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from edbatch.frontend.entries import module_call
 from edbatch.frontend.known_calls import ModuleCall, replace_method, signature_of
+from edbatch.frontend.known_functions import known
 from edbatch.frontend.lazy import Lazy
 from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
-from edbatch.frontend.recorder import Recorder, module_call
+from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.rows import stack_alike
 
 _active = active.get
@@ -142,7 +144,7 @@ def _recording_cat(original: Any) -> Any:
     @functools.wraps(original)
     def cat(*args: Any, **kwargs: Any) -> Any:
         recorder = _active()
-        found = None if recorder is None else recorder.known(original, args, kwargs)
+        found = None if recorder is None else known(recorder, original, args, kwargs)
         return original(*args, **kwargs) if found is None else found
 
     return cat

@@ -1,9 +1,8 @@
 """The recorder: every call of a cell or torch function on lazy values becomes one node. The only code that runs per
 node.
 
-A call's type is found by one dictionary look-up of its signature (`entries`); a signature that is new to the
-recording is *defined*: its kernel comes from the cache of earlier calls, or is captured now, so that shape errors
-appear at the user's line.
+A call's type is found by one dictionary look-up of its signature; a signature that is new to the recording is
+*defined*, see `entries`.
 """
 
 from __future__ import annotations
@@ -11,37 +10,31 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from edbatch.cells.in_place import is_in_place
-from edbatch.cells.kernel import Kernel
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
 from edbatch.frontend import rows as rows_of_values
+from edbatch.frontend.entries import Entry, Signature, define, module_call
 from edbatch.frontend.in_place import refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.known_calls import KnownCalls, Numbers, as_value
-from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, rows_of
-from edbatch.frontend.marking import CellFunction, active, is_row_wise, plain_loop
+from edbatch.frontend.known_functions import ADD, ARITHMETIC, known, known_rows
+from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy
+from edbatch.frontend.marking import CellFunction, is_row_wise
 from edbatch.frontend.names import Names
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import settle
 from edbatch.frontend.shared import SharedTensors, flatten
-from edbatch.frontend.signature import Parts, calling
+from edbatch.frontend.signature import Parts
 from edbatch.frontend.type_set import NodeType
-from edbatch.planning.layout import REF, Slot
-from edbatch.spec import Spec, float_bits
+from edbatch.spec import Spec
 
-ADD = {operator.add, torch.add, torch.Tensor.add, torch.Tensor.__add__}
-ARITHMETIC = ADD | {
-    operator.sub, operator.mul, operator.truediv, torch.sub, torch.mul, torch.div, torch.Tensor.sub, torch.Tensor.mul,
-    torch.Tensor.div, torch.Tensor.__sub__, torch.Tensor.__mul__, torch.Tensor.__truediv__, torch.Tensor.__radd__,
-    torch.Tensor.__rmul__, torch.Tensor.__rsub__,
-}  # fmt: skip
 # What these give of a parameter does not change as long as its module is the same.
 METADATA = {
     *[getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "is_complex", "__len__")],
@@ -49,43 +42,6 @@ METADATA = {
 }
 DRAWS = "it draws random numbers"
 STACK = torch.stack
-module_call = nn.Module.__call__
-
-
-class Entry:
-    """A node type inside a recording, as the hot path needs it."""
-
-    __slots__ = ("id", "kinds", "simple", "type")
-
-    def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
-        self.id = identity
-        self.type = node_type
-        self.kinds = kinds
-        marks = tuple([object() for _ in kinds])
-        shape = node_type.kernel.unflatten(list(marks))
-        is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
-        # how many outputs, if they are one value or a plain tuple of values, and none of them is rows
-        self.simple = 0 if any(node_type.per_row) else 1 if (shape,) == marks else len(marks) if is_tuple else 0
-
-    def outputs(self, node: int, length: int | None = None) -> Any:
-        """What the call of a node returns; `length` is the number of its rows, if it has any."""
-        if self.simple == 1:
-            return lazy(node, self.kinds[0])
-        if self.simple:
-            return tuple([lazy(node + i * REF, kind) for i, kind in enumerate(self.kinds)])
-        values = [
-            lazy(node + i * REF, kind) if not per_row else rows_of(node + i * REF, kind, length or 0)
-            for i, (kind, per_row) in enumerate(zip(self.kinds, self.type.per_row, strict=True))
-        ]
-        return self.type.kernel.unflatten(values)
-
-
-class Signature(NamedTuple):
-    """What tells a type from the others of its recording, and its name before it was made unique."""
-
-    key: tuple[Hashable, ...]
-    context: Context
-    name: str
 
 
 class Recorder:
@@ -243,8 +199,7 @@ class Recorder:
             if target._backward_hooks or target._backward_pre_hooks:
                 raise RecordingError(
                     f"module {self.kernels.paths.name_of(target)} has backward hooks, which torch calls in a backward "
-                    f"of its own; put "
-                    "them on a cell, or use register_hook on parameters and results"
+                    "of its own; put them on a cell, or use register_hook on parameters and results"
                 )
             if target._compiled_call_impl is None:
                 self.plain.add(target)  # from now on called without this detour
@@ -255,7 +210,7 @@ class Recorder:
 
     def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
         """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
-        found = None if kwargs else self._known_rows(target, args)
+        found = None if kwargs else known_rows(self, target, args)
         if found is not None:
             return found
         length = next(a.length for a in args if type(a) is Rows)
@@ -275,48 +230,8 @@ class Recorder:
         key = tuple(parts.key)
         found = self.entries.get(key)
         if found is None:
-            found = self.entry(key, lambda: self._define(target, args_template, kwargs_template, parts, cell))
+            found = self.entry(key, lambda: define(self, target, args_template, kwargs_template, parts, cell))
         return self.add(found, parts.flat, length)
-
-    def _define(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
-        """The type of a new signature: a cell's own has been found in earlier calls, while its modules are the same."""
-        lasts = cell is not None and not parts.shared and not parts.generators and not self.names.has_keywords
-        if cell is None or not lasts:
-            return self._new_type(target, args, kwargs, parts, cell)
-        key = (self.context, *[k.spec if isinstance(k, Kind) else k for k in parts.key])
-        if key not in cell.node_types:
-            cell.node_types[key] = self._new_type(target, args, kwargs, parts, cell)
-        return cell.node_types[key]
-
-    def _new_type(self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
-        rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
-        run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
-        kernel = self.compile(calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
-        name = self.names.call(target, args, kwargs, parts)
-        per_row = (parts.is_row_wise,) * len(kernel.outputs)
-        return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
-
-    def compile(
-        self, function: Callable[..., Any], parts: Parts, rows: tuple[Spec, ...], target: Any, cell: Cell | None
-    ) -> Kernel:
-        """The kernel of a signature, from the cache of earlier calls or captured now."""
-        places = {id(t): i for i, t in enumerate(parts.shared)}
-        lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
-        shared = tuple(Spec.of(t) for t in parts.shared)
-        alone = "it draws from a generator of its own, row by row" if parts.generators else None
-        tokens = active.set(None), plain_loop.set(True)  # a batched function in a cell is a plain loop
-        self.suspended, self.sums_grow_in = True, None
-        states = [generator.get_state() for generator in parts.generators]
-        try:
-            return self.kernels.kernel(
-                function, rows, shared, (lasting, rows, shared, self.context), target, cell, alone
-            )
-        finally:
-            active.reset(tokens[0])
-            plain_loop.reset(tokens[1])
-            self.suspended, self.sums_grow_in = False, self.context
-            for generator, state in zip(parts.generators, states, strict=True):
-                generator.set_state(state)
 
     # ---- torch functions
 
@@ -337,13 +252,13 @@ class Recorder:
         if self.suspended:
             raise RecordingError(
                 "a lazy value was used inside a cell without being one of its arguments; pass it as an argument "
-                "(inside "
-                "tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of your own"
+                "(inside tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of "
+                "your own"
             )
         if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Rows:
-            found = self._known_rows(func, (args[0], 0))
+            found = known_rows(self, func, (args[0], 0))
         else:
-            found = self.known(func, args, kwargs)
+            found = known(self, func, args, kwargs)
         if found is not None:
             return found
         if func is STACK and self.is_open:
@@ -368,75 +283,6 @@ class Recorder:
         if like is not None and like.is_float and like.dtype.itemsize == 2:
             like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
         return self._record(func, args, kwargs, Parts(self, number_like=like))
-
-    def known(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """A call of a signature that this recording has seen, by a short cut.
-
-        The key must be the one that `Parts` builds.
-        """
-        key: list[Any] = [func]
-        flat: list[int] = []
-        for a in args:
-            if type(a) is Lazy:
-                key.append(a.kind)
-                flat.append(a.ref)
-            elif type(a) is Rows:
-                return None if kwargs else self._known_rows(func, args)
-            elif not self._take_known(func, a, key, flat):
-                return None
-        if kwargs:
-            key.append(("keywords", *kwargs))
-            if not all(self._take_known(func, a, key, flat) for a in kwargs.values()):
-                return None
-        entry = self.entries.get(tuple(key))
-        return None if entry is None or not self.is_open else self.add(entry, flat)
-
-    def _take_known(self, func: Callable[..., Any], value: Any, key: list[Any], flat: list[int]) -> bool:
-        """Take an argument as `Parts.take` would; False for one that needs a closer look."""
-        kind = type(value)
-        if kind is Lazy:
-            key.append(value.kind)
-            flat.append(value.ref)
-        elif kind is nn.Parameter:
-            key.append(id(value))
-        elif kind is tuple or kind is list:
-            key += (kind, len(value))
-            return all(self._take_known(func, a, key, flat) for a in value)
-        elif kind is bool or value is None:
-            key.append(value)
-        elif kind is not int and kind is not float:
-            return False
-        elif func in ARITHMETIC:
-            key.append(kind)
-            flat.append(value if kind is int else float_bits(value))
-        else:
-            key.append((kind, value if kind is int else float_bits(value)))
-        return True
-
-    def _known_rows(self, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
-        if not self.is_open:
-            return None
-        reduction = rows_of_values.NAME_OF_REDUCTION.get(func)
-        if reduction is not None:
-            if type(args[0]) is not Rows or not rows_of_values.is_over_rows(reduction, *args):
-                return None
-            found = rows_of_values.reduce(self, reduction, args[0])
-            return None if found is NotImplemented else found
-        key: list[Any] = [torch.matmul if func is operator.matmul else func]
-        flat = []
-        length = None
-        for a in args:
-            if type(a) is Rows and a.ref is not None and length in (None, a.length):
-                key += (a.kind, Slot.ROWS)
-                length = a.length
-            elif type(a) is Lazy:
-                key += (a.kind, Slot.REPEAT)
-            else:
-                return None
-            flat.append(a.ref)
-        entry = self.entries.get(tuple(key))
-        return None if entry is None else self.add(entry, flat, length)
 
     def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
@@ -468,6 +314,6 @@ class Recorder:
 def leaked(value: Lazy) -> LeakedValueError:
     return LeakedValueError(
         f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy "
-        f"values live only "
-        "inside that call: return them from the function, and do not keep them on self, in globals or in the examples"
+        "values live only inside that call: return them from the function, and do not keep them on self, in globals "
+        "or in the examples"
     )

@@ -19,8 +19,9 @@ from edbatch.planning.layout import Slot
 from edbatch.spec import Spec, float_bits
 
 if TYPE_CHECKING:
+    from edbatch.frontend.entries import Entry
     from edbatch.frontend.kernels import Context
-    from edbatch.frontend.recorder import Entry, Recorder
+    from edbatch.frontend.recorder import Recorder
 
 ELEMENTWISE = {
     "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1",
