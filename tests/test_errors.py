@@ -83,6 +83,15 @@ def test_wrong_shapes_are_raised_while_recording_at_the_users_line():
         run(lambda x: x[7])
 
 
+@pytest.mark.parametrize("weights", [torch.float64, torch.bfloat16])
+def test_wrong_dtypes_are_raised_while_recording(weights):
+    linear = nn.Linear(3, 2).to(weights)
+    for function in (linear, lambda x: x @ linear.weight.t(), edbatch.cell(lambda x: linear(x))):
+        with pytest.raises(RuntimeError, match="dtype") as caught:
+            run(function)
+        assert "while recording example 0" in caught.value.__notes__[0]
+
+
 def test_an_error_of_the_user_names_the_example_and_leaves_nothing_behind():
     linear = nn.Linear(3, 2)
     model = nn.ModuleDict({"linear": linear})

@@ -1,5 +1,7 @@
 """Fused kernels: odd values, dtypes and shapes, and operands that are read in many ways, are right."""
 
+import sys
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -160,3 +162,15 @@ NORMS = {
 @pytest.mark.parametrize("name", NORMS)
 def test_ops_with_several_results(compiled, name):
     assert_equal(edbatch.cell(NORMS[name]().double()), rows())
+
+
+def test_a_body_that_is_a_long_chain(compiled):
+    def chain(x):
+        for _ in range(150):
+            left, right = x.chunk(2)
+            x = torch.cat([right * 1.01, left + 0.1])
+        return x
+
+    limit = sys.getrecursionlimit()
+    assert_equal(edbatch.cell(chain), rows())
+    assert sys.getrecursionlimit() == limit

@@ -124,3 +124,22 @@ def test_what_else_a_prologue_computes_is_torchs(compiled):
 
     batched = assert_equal(edbatch.cell(Scaled(DIM, DIM).double()), rows())
     assert [cell.strided_prologue for cell in fused_cells(batched)] == [None]
+
+
+class Negative(nn.Module):
+    """Weights that torch keeps with another sign than they have, lying in order and not."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("plain", torch._neg_view(torch.randn(DIM, DIM, dtype=torch.float64)))
+        self.register_buffer("odd", torch.randn(DIM, DIM, dtype=torch.complex128).conj().imag)
+
+    def forward(self, x, n):
+        return (x @ self.plain + x @ self.odd + nn.functional.embedding(n, self.odd)) * self.plain[0] + self.odd[1]
+
+
+def test_weights_of_the_other_sign(compilation):
+    batched, columns = edbatch.batch(edbatch.cell(Negative())), (rows(), [0, 1, 2, 3, 4])
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            torch.testing.assert_close(batched(*columns), batched.one_by_one(*columns), rtol=1e-9, atol=1e-9)

@@ -43,6 +43,7 @@ TABLE = torch.randn(WORDS, DIM, dtype=torch.float64)
     lambda x, n: F.embedding(n, TABLE) * x, lambda x, n: TABLE.index_select(0, n.view(1)) * x,
     lambda x, n: (F.embedding(n, TABLE), x * x), lambda x, n: F.embedding(n, TABLE)[1:4].sum() * x,
     lambda x, n: F.embedding(n, TABLE[:, ::2].t()) * x[:1], lambda x, n: F.embedding(n % 1, TABLE[:1]) * x,
+    lambda x, n: F.embedding(n, torch.full((WORDS, DIM), 2.5)) * x, lambda x, n: torch.ones(WORDS, DIM)[n] * x,
     lambda x, n: F.embedding(F.embedding(x.argmax(), TABLE).argmax(), TABLE) + F.embedding(n, TABLE) * x,
 ])  # fmt: skip
 def test_kinds_of_tables(compiled, function):

@@ -190,3 +190,11 @@ def test_the_sum_of_masks_is_a_number():
     """Python's sum() begins with 0, which makes numbers of masks."""
     edbatch.check(lambda x: sum(x > i for i in range(-1, 2)), X)
     edbatch.check(lambda x: 0 + (x > 0), X)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x[:0] + x[1:1] + x[:0], lambda x: torch.stack([x[:0], x[1:1]]).mean(0), lambda x: sum([x[:0]] * 3)],
+)
+def test_sums_and_means_of_nothing(compilation, function):
+    assert edbatch.batch(function)(X).shape == (len(X), 0)

@@ -162,6 +162,16 @@ def test_embeddings(options):
     torch.testing.assert_close(ours.to_dense(), table.weight.grad.to_dense())
 
 
+def test_sparse_gradients_are_not_overwritten_by_later_calls():
+    table = nn.Embedding(7, 3, sparse=True)
+    batched = edbatch.batch(table)
+    for as_column in (list, torch.tensor):
+        (first,) = torch.autograd.grad(batched(as_column([0, 5, 2])).sum(), table.weight)
+        before = first.to_dense().clone()
+        torch.autograd.grad((batched(as_column([6, 6, 6])) * 7).sum(), table.weight)
+        torch.testing.assert_close(first.to_dense(), before)
+
+
 class Products(TorchDispatchMode):
     """Collects the shapes of all matrix products and embedding gradients."""
 

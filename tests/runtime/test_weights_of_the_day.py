@@ -371,3 +371,25 @@ def test_training_and_inference_mode_in_one_frozen_scope(compiled):
             assert_as_one_by_one(model, batched)
             with torch.inference_mode():
                 torch.testing.assert_close(batched(X, LENGTHS), batched.one_by_one(X, LENGTHS))
+
+
+@pytest.mark.parametrize(
+    "replace", [lambda w: torch.empty(0, dtype=w.dtype), lambda w: 3 * w], ids=["freed", "tripled"]
+)
+def test_backward_is_that_of_the_weights_that_forward_used(compilation, replace):
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(DIM, DIM), nn.Parameter(torch.randn(DIM))
+
+        def forward(self, x):
+            return torch.tanh(self.linear(x)) * self.scale
+
+    model, x = Scaled().double(), X.clone().requires_grad_()
+    batched = edbatch.batch(edbatch.cell(model))
+    (expected,) = torch.autograd.grad(batched.one_by_one(x).sum(), x)
+    out = batched(x)
+    for parameter in model.parameters():
+        parameter.data = replace(parameter.data)
+    (ours,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(ours, expected)

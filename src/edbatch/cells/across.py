@@ -70,10 +70,9 @@ def _sparse_embedded(n: Names, op: Op) -> Code:
 
 
 def sparse_rows(grad: torch.Tensor, index: torch.Tensor, size: int, padding: int) -> torch.Tensor:
-    """The gradient of a lookup with sparse=True; lookups of the padding row add zeros."""
-    if padding >= 0:
-        grad = grad.masked_fill((index == padding).unsqueeze(1), 0)
-    return torch.sparse_coo_tensor(index.unsqueeze(0), grad, (size, grad.shape[1]), check_invariants=False)
+    """The gradient of a lookup with sparse=True, in memory of its own; lookups of the padding row add zeros."""
+    grad = grad.masked_fill((index == padding).unsqueeze(1), 0) if padding >= 0 else grad.clone()
+    return torch.sparse_coo_tensor(index.clone().unsqueeze(0), grad, (size, grad.shape[1]), check_invariants=False)
 
 
 def _sum_put(n: Names, op: Op) -> Code:

@@ -57,6 +57,8 @@ class FakeMode(FakeTensorMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _PRODUCTS:
+            _check_dtypes(func, args)
         result = self._quick(func, args, kwargs) if isinstance(func, OpOverload) else NotImplemented
         if result is not NotImplemented:
             return result
@@ -119,6 +121,13 @@ class FakeMode(FakeTensorMode):
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         ours = [t for t in tensors if type(t) is FakeTensor and t.fake_mode is self and t.fake_device == _CPU]
         return len(ours) == len(tensors) and any(t.constant is None for t in ours)
+
+
+def _check_dtypes(func: OpOverload, operands: Any) -> None:
+    """torch's own mode lets products of several dtypes pass, which no device computes."""
+    dtypes = dict.fromkeys(t.dtype for t in operands if isinstance(t, torch.Tensor))
+    if len(dtypes) > 1:
+        raise RuntimeError(f"{func} of operands of different dtypes: {', '.join(map(str, dtypes))}")
 
 
 def scratch(like: torch.Tensor) -> torch.Tensor:

@@ -11,7 +11,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +34,8 @@ from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
+MAX_DEPTH = 100_000  # Python calls, some five for an op
+_LOCK = threading.RLock()  # the limit of recursion is the interpreter's
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,20 @@ def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str
         reads: how each row operand is found.
         name: of the cell, for the message while its kernels are compiled.
     """
-    return _Fuser(body, program, reads, exact_math).emit(name)
+    with _deep_bodies():
+        return _Fuser(body, program, reads, exact_math).emit(name)
+
+
+@contextmanager
+def _deep_bodies() -> Iterator[None]:
+    """Texts of elements are put together by recursion, as deep as the longest chain of ops."""
+    with _LOCK:
+        before = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(before, MAX_DEPTH))
+        try:
+            yield
+        finally:
+            sys.setrecursionlimit(before)
 
 
 class _Fuser(FusedProducts):

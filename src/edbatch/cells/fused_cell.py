@@ -58,8 +58,9 @@ class FusedCell:
         return emit(self.body, prologue(self.body))
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
-        """Runs under `torch.no_grad`, as all of a mini-batch does."""
-        values: tuple[torch.Tensor, ...] = self._prologue.function(shared_and_bound, take)
+        """Detached: until backward, memory that a parameter has left is kept. Kernels do not know torch's signs."""
+        shared = [t.detach().resolve_neg() for t in shared_and_bound]
+        values: tuple[torch.Tensor, ...] = self._prologue.function(shared, take)
         return values
 
     @cached_property

@@ -275,11 +275,13 @@ def _one_place(body: Body, op: Op) -> bool:
 
 
 def _one_row(body: Body, op: Op) -> bool:
-    """One row of a shared matrix by its number."""
+    """One row of a shared matrix by its number; constants lie nowhere in memory."""
     table, *dim, index = op.args[:2] if op.target is aten.embedding.default else op.args
-    spec = body.spec(table)
+    spec, made = body.spec(table), body.op(table)
     is_table = not body.is_row[table.index] and len(spec.shape) == 2 and 0 not in spec.shape and dim in ([], [0])
-    return is_table and body.spec(index).dtype is torch.int64 and math.prod(body.spec(index).shape) == 1
+    lies_somewhere = made is None or made.target is not aten.full.default
+    is_one = body.spec(index).dtype is torch.int64 and math.prod(body.spec(index).shape) == 1
+    return is_table and lies_somewhere and is_one
 
 
 class Rule(NamedTuple):

@@ -62,13 +62,14 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
 def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:
     """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen.
 
-    Else it lies in the memory of the mini-batch: that of a megabyte of fresh memory costs more than stacking.
+    Else it lies in the memory of the mini-batch: fresh memory costs more than stacking.
     """
     scope = _scope.get() if hasattr(kernel, "body") else None  # what runs one by one keeps the graphs of a call there
     while scope is not None and not all(id(t) in scope.members for t in shared):
         scope = scope.outer
     if scope is None:
-        strided = None if trains else getattr(kernel, "strided_prologue", None)
+        by_torch = trains or any(t.is_neg() for t in shared)
+        strided = None if by_torch else getattr(kernel, "strided_prologue", None)
         return kernel.prologue(shared, lease.take_one) if strided is None else strided(shared, lease.address)
     key = (id(kernel), *map(id, shared))
     if key not in scope.made:

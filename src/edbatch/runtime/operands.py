@@ -144,9 +144,9 @@ def _counts(offsets: Tensor, like: Tensor) -> Tensor:
 
 def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
     """The sum of each segment of gathered rows."""
-    flat = arena.reshape(arena.shape[0], -1)
-    if flat.shape[0] == 0:
+    if arena.numel() == 0:
         return arena.new_zeros(offsets.shape[0] - 1, *arena.shape[1:])
+    flat = arena.reshape(arena.shape[0], -1)
     if arena.dtype == torch.float32 and index.shape[0] > LONG * offsets.shape[0]:
         flat, index = flat.index_select(0, index).double(), torch.arange(index.shape[0], device=index.device)
         total = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
