@@ -101,7 +101,7 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
         for s in range(slot_starts[t], slot_starts[t + 1]):
             size[s + 1] += 1  # offsets have one entry more than the batch has nodes
             if num_plain[t] >= 0:
-                size[s + 1] += (starts[b + 1] - starts[b]) * (1 if slot_kinds[s] == ONE else 2)
+                size[s + 1] += starts[b + 1] - starts[b]
         for k in range(starts[b], starts[b + 1]):
             i = order[k]
             position[i], row_position[i] = node, row

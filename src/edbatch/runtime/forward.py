@@ -24,7 +24,7 @@ from edbatch.runtime.arena import Lease, Pool
 from edbatch.runtime.frozen import prologue
 from edbatch.runtime.launch import Binding, copies, reading
 from edbatch.runtime.needs import Needs
-from edbatch.runtime.operands import Operands
+from edbatch.runtime.operands import Operands, as_list
 from edbatch.runtime.rows import copy_rows
 from edbatch.spec import Spec
 
@@ -130,13 +130,11 @@ class Execution:
 
     @cached_property
     def sizes(self) -> list[int]:
-        found: list[int] = self.plan.layout.sizes.tolist()
-        return found
+        return as_list(self.plan.layout.sizes)
 
     @cached_property
     def own(self) -> list[int]:
-        found: list[int] = self.plan.layout.own.tolist()
-        return found
+        return as_list(self.plan.layout.own)
 
     def run(self) -> None:
         """Compute every value of the mini-batch."""

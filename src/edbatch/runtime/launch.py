@@ -15,14 +15,13 @@ from edbatch.cells.kernel import Read
 from edbatch.cells.strided import Strided
 from edbatch.planning.layout import Slot
 from edbatch.runtime.arena import CPU, Buffer, Lease, Part
-from edbatch.runtime.rows import NAMES, row_kernels
+from edbatch.runtime.rows import NAMES, Total, row_kernels
 
 if TYPE_CHECKING:
     from edbatch.frontend.type_set import NodeType
     from edbatch.runtime.forward import Execution
 
 Shared = Tensor | Strided
-_TARGET = 8  # the place of the target among the arguments of `rows.total`
 
 
 class Binding:
@@ -204,10 +203,10 @@ class Binding:
     def writer(self, slot: int) -> Callable[[int, int], None]:
         """A function that writes a batch's operand, rows of floats, to an address."""
         total, given = self._total(slot, 0, is_own=False)
-        p, at = given.buffer_info()[0], _TARGET
+        p, place = given.buffer_info()[0], Total._fields.index("target")
 
         def write(b: int, address: int) -> None:
-            given[at] = address
+            given[place] = address
             total(b, p)
 
         return write
@@ -223,9 +222,11 @@ class Binding:
         node_type, layout = self._execution.types[self._type], self._execution.plan.layout
         kind, spec = node_type.slots[slot], node_type.slot_specs[slot]
         assert spec is not None
-        slots = [address + 8 * slot for address in layout.addresses[3:]]
-        sums = is_taken(kind), kind == Slot.MEAN
-        given = (*self.head, *slots, self.arena(slot), target, math.prod(spec.shape), is_own, *sums)
+        begins, counts, firsts = (address + 8 * slot for address in layout.addresses[3:])
+        given = Total(
+            *self.head, begins, counts, firsts, self.arena(slot), target, math.prod(spec.shape), is_own, is_taken(kind),
+            kind == Slot.MEAN,
+        )  # fmt: skip
         return row_kernels(spec.dtype).total, array("q", given)
 
     def adder(self, slot: int) -> Callable[[int, Tensor], None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -29,23 +30,19 @@ class Operands:
 
     @cached_property
     def nodes(self) -> list[int]:
-        found: list[int] = np.diff(self._starts).tolist()
-        return found
+        return as_list(np.diff(self._starts))
 
     @cached_property
     def begin(self) -> list[list[int]]:
-        found: list[list[int]] = self._layout.slot_begin.tolist()
-        return found
+        return as_list(self._layout.slot_begin)
 
     @cached_property
     def size(self) -> list[list[int]]:
-        found: list[list[int]] = self._layout.slot_size.tolist()
-        return found
+        return as_list(self._layout.slot_size)
 
     @cached_property
     def first(self) -> list[list[int]]:
-        found: list[list[int]] = self._layout.slot_first.tolist()
-        return found
+        return as_list(self._layout.slot_first)
 
     def index(self, device: torch.device) -> Tensor:
         """All planned rows, on a device; copied there once."""
@@ -118,6 +115,11 @@ class Operands:
             # A kernel passed on the gradient it was given; index_add_ refuses to read what it writes.
             gradient = gradient.clone()
         target.index_add_(0, index.narrow(0, begin, size), gradient)
+
+
+def as_list(array: np.ndarray) -> list[Any]:
+    found: list[Any] = array.tolist()
+    return found
 
 
 def is_plain(kind: Slot, num_rows: int, num_nodes: int) -> bool:

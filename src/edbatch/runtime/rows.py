@@ -22,32 +22,31 @@ _COPY = """def kernel(B, index, begin, source, target, width):
             store_T(target, at + j, load_T(source, row + j, 1), 2)
 """
 _TOTAL = """def kernel(b, p):
-    B, w, index = load_i64(load_i64(p, 0, 0), b, 0), load_i64(load_i64(p, 1, 0), b, 0), load_i64(p, 2, 0)
-    slot = b * load_i64(p, 3, 0)
-    begin, size = load_i64(load_i64(p, 4, 0), slot, 0), load_i64(load_i64(p, 5, 0), slot, 0)
-    is_view = load_i64(load_i64(p, 6, 0), slot, 0) >= 0
-    source, target, width, is_own = load_i64(p, 7, 0), load_i64(p, 8, 0), load_i64(p, 9, 0), load_i64(p, 10, 0)
-    is_summed, is_mean = load_i64(p, 11, 0), load_i64(p, 12, 0)
+READ
+    B, w = load_i64(sizes, b, 0), load_i64(own, b, 0)
+    slot = b * num_slots
+    begin, size = load_i64(begins, slot, 0), load_i64(counts, slot, 0)
+    is_view = load_i64(firsts, slot, 0) >= 0
     for r in range(B):
         at = (r + is_own * w) * width
         if is_view or not is_summed:
-            row = load_i64(index, begin + r, 0) * width
+            row = load_i64(rows, begin + r, 0) * width
             for j in range(width):
                 store_T(target, at + j, load_T(source, row + j, 1), 2)
             continue
-        first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
+        first, last = load_i64(rows, begin + size + r, 0), load_i64(rows, begin + size + r + 1, 0)
         if last - first > 16:
             for j in range(width):
                 total = 0.0
                 for k in range(first, last):
-                    total += load_T(source, load_i64(index, begin + k, 0) * width + j, 1)
+                    total += load_T(source, load_i64(rows, begin + k, 0) * width + j, 1)
                 store_T(target, at + j, CAST(total), 2)
         else:
-            row = load_i64(index, begin + first, 0) * width
+            row = load_i64(rows, begin + first, 0) * width
             for j in range(width):
                 store_T(target, at + j, load_T(source, row + j, 1), 2)
             for k in range(first + 1, last):
-                row = load_i64(index, begin + k, 0) * width
+                row = load_i64(rows, begin + k, 0) * width
                 for j in range(width):
                     store_T(target, at + j, load_T(target, at + j, 2) + load_T(source, row + j, 1), 2)
         if is_mean and last - first > 1:
@@ -66,6 +65,26 @@ _ADD_BACK = """def kernel(B, index, begin, size, source, target, width, is_mean)
 NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
 
 
+class Total(NamedTuple):
+    """The arguments of `total`: those that all kernels begin with; of the first batch the addresses of the slot's
+    begin, size and first row; the arena that is read; the rows that are written, the type's own from its first batch
+    on or the batch's alone."""
+
+    sizes: int
+    own: int
+    rows: int
+    num_slots: int
+    begins: int
+    counts: int
+    firsts: int
+    source: int
+    target: int
+    width: int
+    is_own: int
+    is_summed: int
+    is_mean: int
+
+
 class RowKernels(NamedTuple):
     """For one dtype: `total` of segments of listed rows, or their copy, and its gradient `add_back`."""
 
@@ -78,7 +97,9 @@ def row_kernels(dtype: torch.dtype) -> RowKernels:
     from edbatch.cells.native import compile_kernels  # at first use: it imports numba
 
     short, cast = NAMES[dtype]
-    sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in (_TOTAL, _ADD_BACK)]
+    read = "\n".join(f"    {name} = load_i64(p, {i}, 0)" for i, name in enumerate(Total._fields))
+    texts = _TOTAL.replace("READ", read), _ADD_BACK
+    sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in texts]
     return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
 
 
