@@ -229,6 +229,23 @@ def test_check_finds_a_difference():
         edbatch.check(drifting, X)
 
 
+@pytest.mark.parametrize(("error", "is_found"), [(1e-13, False), (1e-9, True)])
+def test_check_forgives_what_rounding_leaves_of_a_small_result(error, is_found):
+    """A result that is nearly zero is measured by those of the other examples."""
+    calls = []
+
+    def drifting(x, i):
+        calls.append(1)
+        return {"loss": (x * 0).sum() + 1.0 if i == 0 else (x * 0).sum() + 1e-9 + error * len(calls), "flag": x > 0}
+
+    columns = torch.ones(2, 3, dtype=torch.float64), [0, 1]
+    if is_found:
+        with pytest.raises(CheckError, match=r"result\[1\]\['loss'\] differs at"):
+            edbatch.check(drifting, *columns)
+    else:
+        edbatch.check(drifting, *columns)
+
+
 def test_lazy_values_cannot_be_pickled():
     import copy
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from edbatch.planning.graph import Graph
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor
 COARSE = 3e-2  # 16-bit floats
+NEGLIGIBLE = 1e-2  # of the largest of its kind: what is far smaller, or zero in truth, is what rounding left
 
 
 def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
@@ -42,9 +44,13 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     ours = pytree.tree_leaves(batched(*columns, **keywords))
     theirs = pytree.tree_flatten_with_path(batched.one_by_one(*columns, **keywords))[0]
     pairs = [(a, b) for a, (_, b) in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
-    for a, (path, b) in zip(ours, theirs, strict=True):
+    largest: dict[Any, float] = defaultdict(float)  # of the same result of all examples; of a list paths begin with it
+    leaves_of = [path[1:] if batched.stack is False else path for path, _ in theirs]
+    for leaf, (_, b) in zip(leaves_of, theirs, strict=True):
+        largest[leaf] = max(largest[leaf], _scale(b) if isinstance(b, Tensor) else 0.0)
+    for leaf, a, (path, b) in zip(leaves_of, ours, theirs, strict=True):
         if isinstance(b, Tensor):
-            _compare(f"result{pytree.keystr(path)}", a, b)
+            _compare(f"result{pytree.keystr(path)}", a, b, NEGLIGIBLE * largest[leaf])
     recorded = batched.pipeline.record(columns, keywords)[0]
     tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
     root = getattr(batched.fn, "__self__", batched.fn)
@@ -58,9 +64,9 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     if not wanted or not named:
         return
     gradients = [_gradients([pair[side] for pair in wanted], [t for _, t in named]) for side in (0, 1)]
-    largest = max(_scale(g) for g in gradients[1])
+    least_scale = NEGLIGIBLE * max(_scale(g) for g in gradients[1])
     for (name, _), a, b in zip(named, *gradients, strict=True):
-        _compare(name, a, b, 1e-2 * largest)  # where a gradient is zero in truth, both are what rounding left
+        _compare(name, a, b, least_scale)
 
 
 def _gradients(results: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
@@ -72,10 +78,11 @@ def _gradients(results: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
 
 
 def _scale(values: Tensor) -> float:
-    return float(values.detach().abs().nan_to_num(posinf=0.0).max()) if values.numel() else 0.0
+    is_number = values.is_floating_point() and values.numel() > 0
+    return float(values.detach().abs().nan_to_num(posinf=0.0).max()) if is_number else 0.0
 
 
-def _compare(name: str, ours: Any, theirs: Tensor, least_scale: float = 1e-30) -> None:
+def _compare(name: str, ours: Any, theirs: Tensor, least_scale: float) -> None:
     if not isinstance(ours, Tensor) or ours.shape != theirs.shape or ours.dtype != theirs.dtype:
         raise CheckError(
             f"{name} is {ours if not isinstance(ours, Tensor) else tuple(ours.shape)} batched and "
