@@ -81,6 +81,42 @@ def test_rows_of_different_lengths_are_one_type():
     assert len({t.name for t in batched.stats.types}) == batched.stats.num_types == batched.stats.num_batches
 
 
+OF_ROWS = [
+    lambda rows, x: rows.sum(-1),
+    lambda rows, x: (rows * x).sum(dim=1).softmax(0),
+    lambda rows, x: torch.mean(rows, (1,)),
+    lambda rows, x: torch.sum(rows, 1, keepdim=True) * rows,
+    lambda rows, x: rows.unsqueeze(1).sum((1, -1)),
+    lambda rows, x: rows.max(1).values,
+    lambda rows, x: torch.max(rows, dim=-1)[0] + rows.argmax(-1),
+    lambda rows, x: torch.softmax(rows, -1) + nn.functional.log_softmax(rows, dim=1),
+    lambda rows, x: rows.cumsum(1) + torch.logsumexp(rows, 1, keepdim=True),
+    lambda rows, x: rows[:, :1].squeeze(-1) + rows[:, 2] + rows[..., 3],
+    lambda rows, x: rows[:, None, 1:3].squeeze(1)[:, -1],
+    lambda rows, x: rows[..., None] * x[:1],
+    lambda rows, x: rows[:, 1].unsqueeze(-1) * rows,
+    lambda rows, x: torch.log_softmax(rows @ x, dim=0),
+    lambda rows, x: rows.log_softmax(-2) + nn.functional.log_softmax(rows @ x, 0).unsqueeze(1),
+]
+
+
+@pytest.mark.parametrize("function", OF_ROWS)
+def test_functions_of_the_other_dimensions_of_rows_are_one_type(function):
+    weight = nn.Parameter(Y[0].clone())
+
+    def weighted(xs):
+        values = function(torch.stack([x * weight for x in xs]), xs[0] * weight)
+        return values.sum(0), (values * 2).logsumexp(0)
+
+    lists = [list(X[:n]) for n in (2, 3, 2, 4)]
+    edbatch.check(weighted, lists)
+    batched = edbatch.batch(weighted, stack=False)
+    batched(lists[:1])
+    of_one_length = batched.stats.num_types
+    batched(lists)
+    assert batched.stats.num_types == of_one_length > 4
+
+
 def test_other_functions_of_rows_are_typed_by_length():
     def function(xs):
         rows = torch.stack([x * 2 for x in xs])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.frontend.lazy import Lazy, Rows
-from edbatch.frontend.rows import check_owner
+from edbatch.frontend.rows import check_owner, is_index_of_rows
 from edbatch.frontend.signature import Parts
 from edbatch.spec import Spec
 
@@ -23,6 +23,9 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
         check_owner(recorder, value)
     if type(value) is Rows and len(index) == 1 and type(index[0]) is int and value.elements is not None:
         return value.elements[index[0]]
+    if type(value) is Rows and is_index_of_rows(value, index):
+        of_one = index if index[0] is Ellipsis else index[1:]
+        return recorder.of_one_row(operator.getitem, (value, of_one), {})
     value = recorder.resolve(value)
     has_numbers = any(type(i) is int or isinstance(i, Lazy) for i in index)
     has_tensors = any(isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and _is_mask_or_list(i)) for i in index)

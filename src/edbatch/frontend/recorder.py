@@ -213,6 +213,10 @@ class Recorder:
         found = None if kwargs else known_rows(self, target, args)
         if found is not None:
             return found
+        return self.of_one_row(target, args, kwargs, cell)
+
+    def of_one_row(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
+        """The same of a call whose other arguments, such as dimensions, are those for one row."""
         length = next(a.length for a in args if type(a) is Rows)
         return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
 

@@ -1,7 +1,8 @@
 """Values of any number of rows: stacks, n-ary sums and reductions whose type does not depend on how many there are.
 
-`torch.stack` of lazy values is `Rows`. Sum, mean, max, logsumexp and softmax over the rows, row-wise functions and
-modules, `rows @ v` and `w @ rows` batch across lengths; whatever else is done with rows gives them a fixed length.
+`torch.stack` of lazy values is `Rows`. Sum, mean, max, logsumexp, softmax and log-softmax over the rows, row-wise
+functions and modules, functions of the rows' other dimensions, `rows @ v` and `w @ rows` batch across lengths; whatever
+else is done with rows gives them a fixed length.
 """
 
 from __future__ import annotations
@@ -27,6 +28,11 @@ ELEMENTWISE = {
     "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1",
     "sqrt", "rsqrt", "square", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "leaky_relu", "softplus",
     "logsigmoid", "clamp", "dropout", "sin", "cos", "where",
+}  # fmt: skip
+
+OF_DIMENSIONS = {  # functions of the numbers along dimensions, the second argument
+    "sum", "mean", "prod", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "logsumexp", "softmax",
+    "log_softmax", "cumsum", "squeeze", "unsqueeze",
 }  # fmt: skip
 
 
@@ -218,7 +224,8 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
         return recorder.row_wise(func, args, kwargs)
     if name in ELEMENTWISE and _is_row_wise(args, kwargs):
         return recorder.row_wise(func, args, kwargs)
-    return NotImplemented
+    of_one = _of_one_row(name, args, kwargs) if name in OF_DIMENSIONS else None
+    return NotImplemented if of_one is None else recorder.of_one_row(func, *of_one)
 
 
 def is_over_rows(name: str, rows: Rows, dim: Any = None, *rest: Any) -> bool:
@@ -250,6 +257,31 @@ def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         return False
     least = min(r.ndim for r in rows)
     return all(r.ndim == least for r in rows) and all(a.ndim < least for a in others)
+
+
+def _of_one_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+    """The arguments of the same call of one row; None if it is along the rows' own dimension."""
+    rows, *rest = args
+    keyword = next((k for k in ("dim", "axis") if k in kwargs), None)
+    if type(rows) is not Rows or (keyword is None and not rest):
+        return None
+    given = rest.pop(0) if keyword is None else kwargs[keyword]
+    dims, ndim = given if isinstance(given, tuple | list) else [given], rows.ndim + (name == "unsqueeze")
+    if not dims or not all(type(dim) is int and -ndim <= dim < ndim and dim % ndim for dim in dims):
+        return None
+    found = [dim % ndim - 1 for dim in dims]
+    of_one = tuple(found) if isinstance(given, tuple | list) else found[0]
+    return ((rows, of_one, *rest), kwargs) if keyword is None else ((rows, *rest), kwargs | {keyword: of_one})
+
+
+def is_index_of_rows(rows: Rows, index: tuple[Any, ...]) -> bool:
+    """Whether an index takes the same of every row, like `rows[:, 0]` and `rows[..., 0]`."""
+    first, *rest = index
+    if not rest or not all(i is None or type(i) in (int, slice) for i in rest):
+        return False
+    if first is Ellipsis:
+        return sum(i is not None for i in rest) < rows.ndim
+    return type(first) is slice and first == slice(None)
 
 
 def _product(recorder: Recorder, left: Any, right: Any) -> Any:
@@ -291,6 +323,11 @@ def _mean(recorder: Recorder, rows: Rows) -> Any:
     return recorder.add(recorder.entry(("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
 
 
+def _log_softmax(recorder: Recorder, rows: Rows) -> Any:
+    total = REDUCTIONS["logsumexp"](recorder, rows)
+    return total if total is NotImplemented else recorder.row_wise(torch.sub, (rows, total), {})
+
+
 def _sum_operand(rows: Rows) -> tuple[Slot, list[int]]:
     return (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
 
@@ -321,6 +358,7 @@ REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
     "amax": _segment("amax"),
     "logsumexp": _segment("logsumexp"),
     "softmax": _segment("softmax"),
+    "log_softmax": _log_softmax,
 }
 NAME_OF_REDUCTION = {
     function: name for name in REDUCTIONS for function in (getattr(torch, name), getattr(torch.Tensor, name))
