@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.frontend.lazy import Lazy, Rows
-from edbatch.frontend.rows import check_owner, is_index_of_rows
+from edbatch.frontend.row_functions import is_index_of_rows
+from edbatch.frontend.rows import check_owner
 from edbatch.frontend.signature import Parts
 from edbatch.spec import Spec
 

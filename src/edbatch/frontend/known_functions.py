@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from edbatch.frontend import rows as rows_of_values
 from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.frontend.row_functions import NAME_OF_REDUCTION, is_over_rows, reduce
 from edbatch.planning.layout import Slot
 from edbatch.spec import float_bits
 
@@ -79,11 +79,11 @@ def known_rows(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ..
     """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
     if not recorder.is_open:
         return None
-    reduction = rows_of_values.NAME_OF_REDUCTION.get(func)
+    reduction = NAME_OF_REDUCTION.get(func)
     if reduction is not None:
-        if type(args[0]) is not Rows or not rows_of_values.is_over_rows(reduction, *args):
+        if type(args[0]) is not Rows or not is_over_rows(reduction, *args):
             return None
-        found = rows_of_values.reduce(recorder, reduction, args[0])
+        found = reduce(recorder, reduction, args[0])
         return None if found is NotImplemented else found
     key: list[Any] = [torch.matmul if func is operator.matmul else func]
     flat = []

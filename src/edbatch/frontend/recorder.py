@@ -18,7 +18,7 @@ from torch import nn
 
 from edbatch.cells.in_place import is_in_place
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
-from edbatch.frontend import rows as rows_of_values
+from edbatch.frontend import row_functions, sums
 from edbatch.frontend.entries import Entry, Signature, define, module_call
 from edbatch.frontend.in_place import refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
@@ -30,6 +30,7 @@ from edbatch.frontend.marking import CellFunction, is_row_wise
 from edbatch.frontend.names import Names
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import settle
+from edbatch.frontend.rows import dense
 from edbatch.frontend.shared import SharedTensors, flatten
 from edbatch.frontend.signature import Parts
 from edbatch.frontend.type_set import NodeType
@@ -143,9 +144,9 @@ class Recorder:
         if value.kind.recorder is not self or not self.is_open:
             raise leaked(value)
         if type(value) is PendingSum:
-            return rows_of_values.record_sum(self, value)
+            return sums.record_sum(self, value)
         if type(value) is Rows:
-            return rows_of_values.dense(self, value)
+            return dense(self, value)
         return value
 
     # ---- nodes
@@ -241,7 +242,7 @@ class Recorder:
 
     def plus(self, left: Any, right: Any) -> Any:
         """`left + right` of lazy values: a sum that grows as long as it is only added to."""
-        total = rows_of_values.add(self, left, right) if self.sums_grow_in is not None else None
+        total = sums.add(self, left, right) if self.sums_grow_in is not None else None
         return self.torch_function(operator.add, (left, right), {}) if total is None else total
 
     def getitem(self, value: Lazy, key: Any) -> Any:
@@ -266,7 +267,7 @@ class Recorder:
         if found is not None:
             return found
         if func is STACK and self.is_open:
-            found = rows_of_values.torch_function(self, func, args, kwargs)
+            found = row_functions.torch_function(self, func, args, kwargs)
             if found is not NotImplemented:
                 return found
         leaves = flatten(args, kwargs)
@@ -274,13 +275,13 @@ class Recorder:
             raise leaked(next(v for v in leaves if isinstance(v, Lazy)))
         if not any(isinstance(v, Lazy) for v in leaves):
             return self._without_lazy(func, args, kwargs, leaves)
-        if func in ADD and len(args) == 2 and not kwargs and (total := rows_of_values.add(self, *args)) is not None:
+        if func in ADD and len(args) == 2 and not kwargs and (total := sums.add(self, *args)) is not None:
             return total
         refuse_in_place(func, kwargs)
         if kwargs.get("inplace"):  # the user's variable is rebound to the result, as with +=
             kwargs = {**kwargs, "inplace": False}
         if any(type(v) is Rows for v in leaves):
-            result = rows_of_values.torch_function(self, func, args, kwargs)
+            result = row_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None

@@ -1,106 +1,24 @@
-"""Values of any number of rows: stacks, n-ary sums and reductions whose type does not depend on how many there are.
+"""Rows: a stack of any number of values of one kind, whose type does not depend on how many there are.
 
-`torch.stack` of lazy values is `Rows`. Sum, mean, max, logsumexp, softmax and log-softmax over the rows, row-wise
-functions and modules, functions of the rows' other dimensions, `rows @ v` and `w @ rows` batch across lengths; whatever
-else is done with rows gives them a fixed length.
+`torch.stack` of lazy values is `Rows`, at first only a list of them. `materialise` lets them lie side by side in
+memory, `dense` makes them one value of a fixed length. What torch functions do with them: see `row_functions`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.cells.segments import SegmentKernel, copy_kernel, mean_kernel, segment_kernel
+from edbatch.cells.segments import SegmentKernel, copy_kernel
 from edbatch.errors import LeakedValueError, RecordingError
-from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, pending, rows_of
+from edbatch.frontend.lazy import Kind, Lazy, Rows, rows_of
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import Slot
-from edbatch.spec import Spec, float_bits
+from edbatch.spec import Spec
 
 if TYPE_CHECKING:
-    from edbatch.frontend.entries import Entry
-    from edbatch.frontend.kernels import Context
     from edbatch.frontend.recorder import Recorder
-
-ELEMENTWISE = {
-    "add", "sub", "mul", "div", "truediv", "rsub", "radd", "rmul", "neg", "abs", "exp", "log", "log1p", "expm1",
-    "sqrt", "rsqrt", "square", "tanh", "sigmoid", "relu", "gelu", "silu", "elu", "leaky_relu", "softplus",
-    "logsigmoid", "clamp", "dropout", "sin", "cos", "where",
-}  # fmt: skip
-
-OF_DIMENSIONS = {  # functions of the numbers along dimensions, the second argument
-    "sum", "mean", "prod", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "logsumexp", "softmax",
-    "log_softmax", "cumsum", "squeeze", "unsqueeze",
-}  # fmt: skip
-
-
-def add(recorder: Recorder, left: Any, right: Any) -> Any:
-    """`left + right` as an n-ary sum that grows until it is used; None when it is an ordinary addition."""
-    if type(left) not in SUMMANDS or type(right) not in SUMMANDS:
-        return None
-    kind = right.kind.one
-    if left.kind.one is not kind or kind.recorder is not recorder or kind.pending is None:
-        return None
-    if left is right:
-        right = recorder.resolve(right)
-    if not _can_grow(left, recorder):
-        if _can_grow(right, recorder):
-            left, right = right, left
-        else:
-            left = _begin(recorder, left)
-    terms, _, context = left.ref
-    if _can_grow(right, recorder):
-        terms += right.ref[0]
-        right.ref = (
-            right.ref[0],
-            -1,
-            context,
-        )  # its terms are taken once; whoever uses it again gets a node of its own
-    else:
-        terms.append(recorder.resolve(right).ref)
-    return pending(terms, context, kind)
-
-
-SUMMANDS = (Lazy, PendingSum)
-
-
-def _can_grow(value: Any, recorder: Recorder) -> bool:
-    """Whether a value is a pending sum to which nothing has been added yet, made in the present context."""
-    return type(value) is PendingSum and len(value.ref[0]) == value.ref[1] and value.ref[2] is recorder.context
-
-
-def _begin(recorder: Recorder, value: Lazy) -> PendingSum:
-    """A pending sum of one term."""
-    return pending([recorder.resolve(value).ref], recorder.context, value.kind.one)
-
-
-def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
-    """Record a pending sum as one node over all its terms."""
-    terms, count, context = value.ref
-    kind = value.kind.one
-    if 0 <= count < len(terms):  # it has grown since
-        terms = terms[:count]
-    entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
-    if entry is None:
-        entry = _sum_entry(recorder, kind, Slot.SUM, context)
-    value.__class__ = Lazy  # type: ignore[assignment]
-    value.kind = kind
-    value.ref = len(recorder.types)
-    recorder.add_args((len(terms), *terms))
-    recorder.add_type(entry.id)
-    return value
-
-
-def _sum_entry(recorder: Recorder, kind: Kind, slot: Slot, context: Context) -> Entry:
-    spec = kind.spec
-
-    def make() -> NodeType:
-        name = _name(recorder, "sum of", slot, spec)
-        return NodeType(name, copy_kernel(spec, grad=context.grad), (slot,), (spec,), (), (False,))
-
-    return recorder.entry(kind.sum_key if slot is Slot.SUM else ("sum of rows", kind), make, context)
 
 
 def stack(recorder: Recorder, values: Any) -> Rows | None:
@@ -146,11 +64,11 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
         spec = rows.kind.spec
 
         def make() -> NodeType:
-            name = _name(recorder, "stack of", Slot.LIST, spec)
+            name = name_of(recorder, "stack of", Slot.LIST, spec)
             return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,))
 
         entry = recorder.entry(("stack", rows.kind), make)
-        rows.ref = recorder.add(entry, _listed(rows), rows.length).ref
+        rows.ref = recorder.add(entry, listed(rows), rows.length).ref
     return rows
 
 
@@ -170,26 +88,26 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
         kernel = SegmentKernel(
             "dense", (whole,), run, gradient, reads=(False,), reads_outs=False, grad=recorder.context.grad
         )
-        name = _name(recorder, f"stack of {length}", slot, spec)
+        name = name_of(recorder, f"stack of {length}", slot, spec)
         return NodeType(name, kernel, (slot,), (spec,), (), (False,))
 
     if rows.whole is None:
-        slot, flat = _operand(rows)
+        slot, flat = operand(rows)
         rows.whole = recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)
     return rows.whole
 
 
-def _name(recorder: Recorder, what: str, slot: Slot, spec: Spec) -> str:
+def name_of(recorder: Recorder, what: str, slot: Slot, spec: Spec) -> str:
     what_of = "rows" if slot in (Slot.ROWS, Slot.SUM_ROWS) else "values"
     return f"{what} {what_of} {recorder.names.spec(spec)}"
 
 
-def _listed(rows: Rows) -> list[int]:
+def listed(rows: Rows) -> list[int]:
     return [rows.length, *[e.ref for e in rows.elements or ()]]
 
 
-def _operand(rows: Rows) -> tuple[Slot, list[int]]:
-    return (Slot.LIST, _listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
+def operand(rows: Rows) -> tuple[Slot, list[int]]:
+    return (Slot.LIST, listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
 
 
 def check_owner(recorder: Recorder, rows: Rows) -> None:
@@ -197,175 +115,3 @@ def check_owner(recorder: Recorder, rows: Rows) -> None:
         raise LeakedValueError(
             "rows of values were used outside the call of the batched function that made them; return them instead"
         )
-
-
-# ---- torch functions of rows
-
-OF_ALL = ("sum", "mean", "amax")  # reductions that mean the same over all numbers as over the rows of numbers
-
-
-def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A torch function of rows that batches across lengths; NotImplemented for any other."""
-    name = getattr(func, "__name__", "").strip("_")
-    if name == "stack":
-        dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
-        rows = stack(recorder, args[0]) if dim == 0 and args else None
-        return NotImplemented if rows is None else rows
-    if name in REDUCTIONS and type(args[0]) is Rows and _over_rows(name, args, kwargs):
-        return reduce(recorder, name, args[0])
-    if name in ("matmul", "mv") and not kwargs:
-        return _product(recorder, *args)
-    if (
-        name == "linear"
-        and type(args[0]) is Rows
-        and args[0].ndim > 1
-        and not any(isinstance(a, Lazy) for a in args[1:])
-    ):
-        return recorder.row_wise(func, args, kwargs)
-    if name in ELEMENTWISE and _is_row_wise(args, kwargs):
-        return recorder.row_wise(func, args, kwargs)
-    of_one = _of_one_row(name, args, kwargs) if name in OF_DIMENSIONS else None
-    return NotImplemented if of_one is None else recorder.of_one_row(func, *of_one)
-
-
-def is_over_rows(name: str, rows: Rows, dim: Any = None, *rest: Any) -> bool:
-    """The same for the commonest ways of saying so."""
-    if dim is None:
-        return not rest and name in OF_ALL and not rows.kind.spec.shape
-    return not rest and type(dim) is int and dim == 0
-
-
-def _over_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a reduction goes over the rows, and over nothing else."""
-    rest = {k: v for k, v in kwargs.items() if k not in ("dim", "axis", "_stacklevel") and v not in (None, False)}
-    dims = args[1] if len(args) > 1 else kwargs.get("dim", kwargs.get("axis"))
-    if isinstance(dims, tuple | list) and len(dims) == 1:
-        dims = dims[0]
-    if rest or len(args) > 2:
-        return False
-    ndim = args[0].ndim
-    if dims is None:
-        return ndim == 1 and name in OF_ALL
-    return type(dims) is int and dims in (0, -ndim)
-
-
-def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an elementwise function broadcasts nothing along the rows' own dimension."""
-    rows = [a for a in args if type(a) is Rows]
-    others = [a for a in (*args, *kwargs.values()) if isinstance(a, Lazy | torch.Tensor) and type(a) is not Rows]
-    if not rows or any(r.length != rows[0].length for r in rows) or any(isinstance(a, list | tuple) for a in args):
-        return False
-    least = min(r.ndim for r in rows)
-    return all(r.ndim == least for r in rows) and all(a.ndim < least for a in others)
-
-
-def _of_one_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """The arguments of the same call of one row; None if it is along the rows' own dimension."""
-    rows, *rest = args
-    keyword = next((k for k in ("dim", "axis") if k in kwargs), None)
-    if type(rows) is not Rows or (keyword is None and not rest):
-        return None
-    given = rest.pop(0) if keyword is None else kwargs[keyword]
-    dims, ndim = given if isinstance(given, tuple | list) else [given], rows.ndim + (name == "unsqueeze")
-    if not dims or not all(type(dim) is int and -ndim <= dim < ndim and dim % ndim for dim in dims):
-        return None
-    found = [dim % ndim - 1 for dim in dims]
-    of_one = tuple(found) if isinstance(given, tuple | list) else found[0]
-    return ((rows, of_one, *rest), kwargs) if keyword is None else ((rows, *rest), kwargs | {keyword: of_one})
-
-
-def is_index_of_rows(rows: Rows, index: tuple[Any, ...]) -> bool:
-    """Whether an index takes the same of every row, like `rows[:, 0]` and `rows[..., 0]`."""
-    first, *rest = index
-    if not rest or not all(i is None or type(i) in (int, slice) for i in rest):
-        return False
-    if first is Ellipsis:
-        return sum(i is not None for i in rest) < rows.ndim
-    return type(first) is slice and first == slice(None)
-
-
-def _product(recorder: Recorder, left: Any, right: Any) -> Any:
-    if type(left) is Rows and left.ndim == 2 and type(right) is not Rows:
-        if right.ndim == 1 or (right.ndim == 2 and isinstance(right, torch.Tensor) and right in recorder.shared):
-            return recorder.row_wise(torch.matmul, (left, right), {})
-    elif type(left) is Rows and type(right) is Rows and left.ndim == 1 and right.length == left.length:
-        return _sum(recorder, recorder.row_wise(scale, (right, left), {}))
-    return NotImplemented
-
-
-def scale(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One row times its weight; not `torch.mul`, which means something else for rows and as many numbers."""
-    return row * weight
-
-
-def _sum(recorder: Recorder, rows: Rows) -> Any:
-    kind = rows.kind.one
-    if kind.pending is None:
-        return NotImplemented
-    slot, flat = _sum_operand(rows)
-    entry = recorder.entries.get(kind.sum_key) if slot is Slot.SUM else None
-    return recorder.add(entry or _sum_entry(recorder, kind, slot, recorder.context), flat)
-
-
-def _mean(recorder: Recorder, rows: Rows) -> Any:
-    spec = rows.kind.spec
-    if not spec.dtype.is_floating_point or spec.dtype.itemsize == 2:  # 16 bits would round the number of rows
-        total = _sum(recorder, rows)
-        return total if total is NotImplemented else total / rows.length
-    number = Spec((), spec.dtype, spec.device)
-
-    def make() -> NodeType:
-        name = _name(recorder, "mean of", slot, spec)
-        kernel = mean_kernel(spec, grad=recorder.context.grad)
-        return NodeType(name, kernel, (slot, Slot.DATA), (spec, number), (), (False,))
-
-    slot, flat = _sum_operand(rows)
-    return recorder.add(recorder.entry(("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
-
-
-def _log_softmax(recorder: Recorder, rows: Rows) -> Any:
-    total = REDUCTIONS["logsumexp"](recorder, rows)
-    return total if total is NotImplemented else recorder.row_wise(torch.sub, (rows, total), {})
-
-
-def _sum_operand(rows: Rows) -> tuple[Slot, list[int]]:
-    return (Slot.SUM, _listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
-
-
-def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
-    def reduce(recorder: Recorder, rows: Rows) -> Any:
-        spec = rows.kind.spec
-
-        def make() -> NodeType:
-            kernel = segment_kernel(name, spec, grad=recorder.context.grad)
-            per_row = (name == "softmax",) * len(kernel.outputs)
-            return NodeType(
-                _name(recorder, f"{name} of", slot, spec), kernel, (slot, Slot.OFFSETS), (spec, None), (), per_row
-            )
-
-        if not spec.dtype.is_floating_point:
-            return NotImplemented
-        slot, flat = _operand(rows)
-        return recorder.add(recorder.entry((name, rows.kind, slot), make), flat, rows.length)
-
-    return reduce
-
-
-REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
-    "sum": _sum,
-    "mean": _mean,
-    "max": _segment("max"),
-    "amax": _segment("amax"),
-    "logsumexp": _segment("logsumexp"),
-    "softmax": _segment("softmax"),
-    "log_softmax": _log_softmax,
-}
-NAME_OF_REDUCTION = {
-    function: name for name in REDUCTIONS for function in (getattr(torch, name), getattr(torch.Tensor, name))
-}
-
-
-def reduce(recorder: Recorder, name: str, rows: Rows) -> Any:
-    """A reduction over all rows; NotImplemented for rows that have none, such as whole numbers."""
-    check_owner(recorder, rows)
-    return REDUCTIONS[name](recorder, rows)
