@@ -213,6 +213,26 @@ def test_stack_of_nothing():
         run(lambda x: torch.stack([x][:0]) + x)
 
 
+def test_what_would_read_lazy_values():
+    linear = nn.Linear(3, 3)
+    with pytest.raises(ValueReadError, match=r"use torch.stack\(values\)"):
+        run(lambda x: torch.tensor([linear(x)[0], linear(x)[1]]))
+    with pytest.raises(RecordingError, match="call backward on what the batched function returns"):
+        run(lambda x: linear(x).sum().backward())
+
+
+def test_a_class_is_no_module():
+    with pytest.raises(BatchError, match=r"not its class; give Linear\(...\)"):
+        edbatch.batch(nn.Linear)
+
+
+def test_plans_of_unknown_types():
+    batched = edbatch.batch(nn.Linear(3, 3))
+    batched(X)
+    with pytest.raises(KeyError, match=r"no type is called 'lstm'; there are Linear\(f32\[3\]\)"):
+        batched.cell_plans["lstm"]
+
+
 def test_nothing_to_explain():
     with pytest.raises(BatchError, match="call the batched function first"):
         edbatch.batch(lambda x: x).explain()

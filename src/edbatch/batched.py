@@ -23,6 +23,13 @@ if TYPE_CHECKING:
     from edbatch.cells.plan import CellPlan
 
 
+class CellPlans(dict[str, "CellPlan"]):
+    """Plans by the names of types."""
+
+    def __missing__(self, name: str) -> CellPlan:
+        raise KeyError(f"no type is called {name!r}; there are {', '.join(self) or 'none that have plans'}")
+
+
 class Batched(nn.Module):
     """A function of one example, called with columns of them. When the function is a module, this is one with the
     same parameters.
@@ -118,7 +125,7 @@ class Batched(nn.Module):
                 "there are no plans yet; call the batched function first (under EDBATCH_EAGER there are none)"
             )
         kernels = self.pipeline.kernel_of.items()
-        return {name: kernel.plan for name, kernel in kernels if isinstance(kernel, CompiledCell)}
+        return CellPlans({name: kernel.plan for name, kernel in kernels if isinstance(kernel, CompiledCell)})
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)
@@ -160,7 +167,8 @@ def batch(
         key: names examples, so that each is recorded once: called with the positional arguments of one example, as
             `fn` is, it gives a hashable value, e.g. `key=lambda tree: tree.number`. An example whose key was seen
             before is not recorded again. Parameters, buffers, and tensors given as entries of columns are taken as they
-            are then; an entry of a column that is a number, a string or another constant counts as a part of the key.
+            are then; an entry of a column that is a constant (a number, string, flag) or a list of constants counts as
+            a part of the key.
             Everything else is frozen by the key: the structure, numbers and tensors found deeper inside examples,
             closures and globals that `fn` reads, and what else its Python does is not repeated. None as a key: this
             example is always recorded. `explain()` says how many examples were known.
@@ -180,6 +188,8 @@ def batch(
     """
     if not callable(fn):
         raise BatchError(f"edbatch.batch takes a module or a function of one example, not {type(fn).__name__}")
+    if isinstance(fn, type) and issubclass(fn, nn.Module):
+        raise BatchError(f"edbatch.batch takes a module, not its class; give {fn.__name__}(...)")
     if isinstance(fn, Batched):
         raise BatchError("this function is batched already")
     if not any(stack is s or (isinstance(stack, str) and stack == s) for s in STACKS):

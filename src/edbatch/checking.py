@@ -98,5 +98,6 @@ def _compare(name: str, ours: Any, theirs: Tensor, least_scale: float) -> None:
         raise CheckError(
             f"{name} differs at {list(at)}: {ours[at].item()!r} batched, {theirs[at].item()!r} one by one "
             f"({int((~same).sum())} of {same.numel()} entries differ). Functions that draw random numbers, "
-            "such as dropout in training mode, differ by nature: put the model into eval mode first"
+            "such as dropout in training mode, differ by nature: put the model into eval mode first. Closures and "
+            "globals that cells read, and what a key= freezes, are as they were in the first call"
         )

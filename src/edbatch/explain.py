@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 from edbatch.frontend.known_calls import RECORDS_IN_C
 from edbatch.planning import policies
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.stats import Stats
 
 OTHERS = ("depth", "agenda", "agenda-remaining", "bound-greedy")
+MAX_ROWS = 60  # of the table of types
+MANY = 8  # types that differ in nothing but sizes
+_SIZES = re.compile(r"(?<=\[)[\d,]+(?=\])|(?<=stack of )\d+")
 
 
 def explain(stats: Stats, policy: Policy) -> str:
@@ -22,12 +28,30 @@ def explain(stats: Stats, policy: Policy) -> str:
         "",
         f"  {'nodes':>7} {'batches':>7} {'mean size':>9}  type",
     ]
-    for t in sorted(stats.types, key=lambda t: -t.num_batches):
+    types = sorted(stats.types, key=lambda t: -t.num_batches)
+    for i, t in enumerate(types):
+        if i >= MAX_ROWS and t.runs_alone is None:
+            continue
         lines.append(f"  {t.num_nodes:>7} {t.num_batches:>7} {t.num_nodes / max(t.num_batches, 1):>9.1f}  {t.name}")
         if t.runs_alone is not None:
             lines.append(f"{'':>28}ran one by one: {t.runs_alone}")
-    return "\n".join(lines)
+    if len(types) > MAX_ROWS:
+        lines.append(f"  and others, {len(types)} in all: see batched.stats.types")
+    return "\n".join([*lines, *_sizes([t.name for t in types])])
 
 
 def _unseen(stats: Stats) -> str:
-    return f"; {stats.unseen_states} states were unseen" if stats.unseen_states else ""
+    return f"; {stats.unseen_states} of its states were new and left to its rule" if stats.unseen_states else ""
+
+
+def _sizes(names: list[str]) -> list[str]:
+    """Says it when values of many sizes keep nodes apart."""
+    (pattern, count), *_ = Counter(_SIZES.sub("#", name) for name in names).most_common(1) or [("", 0)]
+    if count < MANY:
+        return []
+    example = next(name for name in names if _SIZES.sub("#", name) == pattern)
+    return [
+        "",
+        f"  {count} types like {example} differ only in sizes, which keeps their nodes apart.",
+        "  Rows of torch.stack run together whatever their number: in sums, softmax, row-wise functions and modules",
+    ]

@@ -28,9 +28,10 @@ from edbatch.frontend import known_examples
 )
 def test_debug_finds_a_wrong_key(before, now, message):
     embedding = nn.Embedding(10, 3)
+    before, now = {"numbers": before}, {"numbers": now}
 
-    def function(numbers):
-        first, second, *rest = numbers
+    def function(example):
+        first, second, *rest = example["numbers"]
         if isinstance(second, list):
             values = [embedding(0), embedding(0), embedding(0)]
             return sum(values[: len(second)]), first
@@ -39,10 +40,10 @@ def test_debug_finds_a_wrong_key(before, now, message):
             value = torch.tanh(value)
         return torch.exp(value), first
 
-    batched = edbatch.batch(function, policy="agenda", key=lambda numbers: "the same", stack=False)
+    batched = edbatch.batch(function, policy="agenda", key=lambda example: "the same", stack=False)
     batched([before])
     batched([before, now])  # not noticed
-    batched = edbatch.batch(function, policy="agenda", key=lambda numbers: "the same", stack=False, debug=True)
+    batched = edbatch.batch(function, policy="agenda", key=lambda example: "the same", stack=False, debug=True)
     batched([before])
     with pytest.raises(
         WrongKeyError, match=r"(?s)key 'the same' of example 1 of the mini-batch .*put what differs"
@@ -52,9 +53,10 @@ def test_debug_finds_a_wrong_key(before, now, message):
 
 
 def test_debug_finds_a_wrong_key_within_one_mini_batch():
-    batched = edbatch.batch(lambda x, n: (x * n[0]).sum(), policy="agenda", key=lambda x, n: n[0] > 0, debug=True)
+    function, key = lambda x, example: (x * example["n"]).sum(), lambda x, example: example["n"] > 0
+    batched = edbatch.batch(function, policy="agenda", key=key, debug=True)
     with pytest.raises(WrongKeyError, match="key True of example 2"):
-        batched([torch.ones(2)] * 3, [[1.0], [-1.0], [2.0]])
+        batched([torch.ones(2)] * 3, [{"n": 1.0}, {"n": -1.0}, {"n": 2.0}])
 
 
 def test_debug_finds_other_tensors_and_says_nothing_of_right_keys():
@@ -162,10 +164,10 @@ def test_copies_have_pieces_of_their_own():
 
 def test_debug_finds_another_number_of_tensors_and_takes_nan_for_nan():
     tensors = [torch.ones(2), torch.full((2,), float("nan"))]
-    key = edbatch.batch(lambda x, n: torch.stack([x, *tensors[: n[0]]]).sum(0), key=lambda x, n: 0, debug=True)
-    key(torch.ones(1, 2), [[1]])
+    key = edbatch.batch(lambda x, n: torch.stack([x, *tensors[: n["of"]]]).sum(0), key=lambda x, n: 0, debug=True)
+    key(torch.ones(1, 2), [{"of": 1}])
     with pytest.raises(WrongKeyError, match=r"tensors from outside|values and has"):
-        key(torch.ones(1, 2), [[2]])
+        key(torch.ones(1, 2), [{"of": 2}])
     right = edbatch.batch(lambda x, n: x + torch.full((2,), float("nan")), key=lambda x, n: n, debug=True)
     for _ in range(2):
         assert right(torch.ones(1, 2), [1]).isnan().all()

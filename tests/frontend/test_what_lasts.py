@@ -54,6 +54,33 @@ def test_labels_of_the_day():
         assert_right(batched, trees, labels)
 
 
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_lists_of_constants_in_columns_are_those_of_the_day(kind):
+    table = nn.Embedding(5, 3)
+
+    def function(x, tags):
+        COUNT.append(0)
+        return sum(table(int(tag)) for tag in tags) * x
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, tags: "the same")
+    for tags in ([1, 2], [2, 1], [1.0, 2.0], [True, 2], ["1", "2"], [1]):
+        assert calls_of(lambda tags=tags: batched(XS[1:2], [kind(tags)])) == 1
+        assert calls_of(lambda tags=tags: batched(XS[1:2], [kind(tags)])) == 0
+        assert_right(batched, XS[1:3], [kind(tags)] * 2)
+
+
+def test_why_examples_are_not_known():
+    model = Scorer()
+    batched = edbatch.batch(model, policy="agenda", key=lambda x, steps: None if steps == 4 else 0 if steps < 3 else 1)
+    assert report_of(batched, XS[:1], [1]).endswith("0 of 1 examples were known; 1 were new")
+    assert report_of(batched, XS[:1], [1]).endswith("1 of 1 examples were known")
+    said = report_of(batched, XS, STEPS)
+    assert "1 of 4 examples were known; 1 had other constants or shapes" in said
+    assert "1 were new; 1 had None as key" in said
+    model.scale = 2.0
+    assert "0 of 1 examples were known; 1 were known in other modes" in report_of(batched, XS[:1], [1])
+
+
 def test_one_tensor_in_two_columns_and_inside_an_example():
     def function(x, y, example):
         COUNT.append(0)

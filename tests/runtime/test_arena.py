@@ -46,3 +46,17 @@ def test_buffers_return_and_purposes_are_apart():
     assert set(pool.expected) == {("values", CPU)}
     other.release()
     assert set(pool.expected) == {("values", CPU), ("scratch", CPU)}
+
+
+def test_a_forgotten_lease_returns_its_buffers_and_a_released_one_runs_nothing():
+    """`__del__` would swallow a Ctrl-C, so there is one only while there is something to return."""
+    pool = Pool()
+    lease = Lease(pool, "values")
+    assert not hasattr(lease, "__del__")
+    address = lease.take(SPECS[1], 100).data_ptr()
+    assert hasattr(lease, "__del__")
+    del lease
+    lease = Lease(pool, "values")
+    assert lease.take(SPECS[1], 100).data_ptr() == address
+    lease.release()
+    assert not hasattr(lease, "__del__")

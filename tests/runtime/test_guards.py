@@ -1,7 +1,9 @@
 """What a cell's body read of Python's state is compared once per call: after a change the cell is captured anew."""
 
+import dataclasses
 import enum
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -86,6 +88,68 @@ def test_other_scalars(cell, batched, name, value):
     assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
     setattr(cell, name, original)
     torch.testing.assert_close(before, assert_as_one_by_one(batched, cell))
+
+
+@dataclasses.dataclass
+class Config:
+    factor: float = 1.0
+
+
+class Configured(nn.Module):
+    """Settings in collections, records, tensors and functions."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(DIM, DIM)
+        self.dict, self.list, self.tuple = {"factor": 1.0, "more": {"factors": [1.0]}}, [1.0], (1.0,)
+        self.config, self.space = Config(), SimpleNamespace(factor=1.0)
+        self.tensor, self.function = torch.tensor(1.0), torch.tanh
+
+    def forward(self, x):
+        x = self.function(self.linear(x)) * self.dict["factor"] * self.dict["more"]["factors"][0] * self.list[0]
+        return x * self.tuple[0] * self.config.factor * self.space.factor * self.tensor
+
+
+def item(container, key, value):
+    container[key] = value
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda cell: item(cell.dict, "factor", 2.0),
+        lambda cell: item(cell.dict["more"]["factors"], 0, 2.0),
+        lambda cell: setattr(cell, "dict", {"factor": 2.0, "more": cell.dict["more"]}),
+        lambda cell: item(cell.list, 0, 2.0),
+        lambda cell: setattr(cell, "tuple", (2.0,)),
+        lambda cell: setattr(cell.config, "factor", 2.0),
+        lambda cell: setattr(cell, "config", Config(2.0)),
+        lambda cell: setattr(cell.space, "factor", 2.0),
+        lambda cell: setattr(cell, "tensor", torch.tensor(2.0)),
+        lambda cell: cell.tensor.fill_(2.0),
+        lambda cell: setattr(cell, "function", torch.sin),
+    ],
+)
+@pytest.mark.parametrize("key", [None, lambda x: 0], ids=["recorded", "known"])
+@pytest.mark.parametrize("mark", [edbatch.cell, lambda module: module], ids=["cell", "module"])
+def test_settings_of_other_kinds(change, key, mark):
+    cell = mark(Configured().double())
+    batched = edbatch.batch(twice(cell), key=key)
+    before = assert_as_one_by_one(batched, cell)
+    change(cell)
+    assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+
+
+def test_what_says_nothing_is_not_compared(cell, batched):
+    """Large collections are data, and other objects may change at any time: nothing is captured again."""
+    for name, value in (("words", dict.fromkeys(range(10_000))), ("log", object()), ("self", [cell])):
+        setattr(cell, name, value)
+    assert_as_one_by_one(batched, cell)
+    kernels = list(batched.pipeline.kernel_of.values())
+    cell.words["more"] = 1
+    cell.log = object()
+    assert_as_one_by_one(batched, cell)
+    assert all(a is b for a, b in zip(kernels, batched.pipeline.kernel_of.values(), strict=True))
 
 
 def test_an_attribute_that_was_none(cell, batched):

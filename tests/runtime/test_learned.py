@@ -48,7 +48,7 @@ def test_unseen_states_are_counted() -> None:
     batched.policy = no_states
     batched(BANK.trees)
     assert batched.stats.unseen_states == batched.stats.num_batches
-    assert f"{batched.stats.num_batches} states were unseen" in batched.explain()
+    assert f"{batched.stats.num_batches} of its states were new and left to its rule" in batched.explain()
 
 
 def test_a_saved_policy_serves_another_model_of_the_same_types(tmp_path: Path) -> None:

@@ -1,10 +1,10 @@
 """Record once: examples that were recorded before are found again by the key that the user gives them.
 
 An example with a known key is not recorded: its piece is used again, with the parameters and the column tensors of the
-day. Numbers and other constants in columns count as parts of the key. A piece is found only in the *world* it was
-recorded in: the same modes, keywords and states of all modules. What does not last is recorded always: examples that
-draw random numbers, write tensors in place or compute with parameters outside of cells. A function whose examples use
-each other's values is not known by keys at all.
+day. Constants in columns (numbers, strings, flags) and lists of them count as parts of the key. A piece is found only
+in the *world* it was recorded in: the same modes, keywords and states of all modules. What does not last is recorded
+always: examples that draw random numbers, write tensors in place or compute with parameters outside of cells. A
+function whose examples use each other's values is not known by keys at all.
 """
 
 from __future__ import annotations
@@ -24,12 +24,13 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError, WrongKeyError
+from edbatch.frontend.attributes import SCALARS
 from edbatch.frontend.joining import JoinedTypes
 from edbatch.frontend.kernels import Context
 from edbatch.frontend.piece_bank import PieceBank, Structure
 from edbatch.frontend.piece_differences import difference
 from edbatch.frontend.pieces import PieceRecorder, Types, cut
-from edbatch.frontend.watch import SCALARS, Watch
+from edbatch.frontend.watch import Watch
 from edbatch.planning.layout import Ints
 from edbatch.spec import float_bits
 
@@ -46,7 +47,7 @@ Place = tuple[Hashable, Hashable]  # of an example: its key, and what its column
 class World:
     """All that recordings depend on besides the examples, and the pieces recorded there.
 
-    numbers: of the pieces in the bank, by the places of examples. joined: the types of mini-batches.
+    numbers: of the pieces in the bank, by the places of examples. keys: of those. joined: the types of mini-batches.
     """
 
     mode: Hashable
@@ -54,6 +55,7 @@ class World:
     watch: Watch
     bank: PieceBank = field(default_factory=PieceBank)
     numbers: dict[Place, int] = field(default_factory=dict)
+    keys: set[Hashable] = field(default_factory=set)
     types: Types = field(default_factory=WeakValueDictionary)
     joined: JoinedTypes = field(default_factory=dict)
 
@@ -62,7 +64,7 @@ class World:
         bank = PieceBank()
         number_of = dict(zip(kept.tolist(), bank.append(self.bank, kept).tolist(), strict=True))
         numbers = {place: number_of[number] for place, number in self.numbers.items() if number in number_of}
-        self.bank, self.numbers = bank, numbers
+        self.bank, self.numbers, self.keys = bank, numbers, {key for key, _ in numbers}
         self.joined.clear()
 
 
@@ -105,8 +107,10 @@ class KnownExamples:
             unknown: Sequence[int] = [i for i, number in enumerate(known) if number < 0] if min(known) < 0 else []
             numbers = np.array(known, dtype=np.int64)
             bank.last_used[numbers[numbers >= 0] if unknown else numbers] = next(self._clock)
+            reasons = Counter([self._reason(places[i][0], world) for i in unknown])
         unknown = range(len(examples)) if self.debug else unknown
         self.report = f"key: {len(examples) - len(unknown)} of {len(examples)} examples were known"
+        self.report += "".join(f"; {n} {reason}" for reason, n in reasons.items())
         return Call(world, places, unknown, bank, numbers)
 
     def take(self, call: Call, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
@@ -132,6 +136,16 @@ class KnownExamples:
             self._given_up = "key is not used: an example uses values of another one of its mini-batch"
             self.report = self._given_up
             self._worlds.clear()
+
+    def _reason(self, key: Hashable, world: World) -> str:
+        """Why an example is not known, for people."""
+        if key is None:
+            return "had None as key"
+        if key in world.keys:
+            return "had other constants or shapes of tensors in their columns"
+        if any(key in other.keys for other in self._worlds):
+            return "were known in other modes, with other keywords or other states of modules"
+        return "were new"
 
     def _keys(self, examples: Sequence[Sequence[Any]]) -> list[Hashable]:
         key, keys = self.key, []
@@ -167,7 +181,9 @@ class KnownExamples:
         numbers = world.bank.append(bank, np.array(pieces, dtype=np.int64))
         world.bank.last_used[numbers] = next(self._clock)
         for piece, number in zip(pieces, numbers.tolist(), strict=True):
-            world.numbers[call.places[call.unknown[piece]]] = number
+            place = call.places[call.unknown[piece]]
+            world.numbers[place] = number
+            world.keys.add(place[0])
         if sum(world.bank.num_bytes for world in self._worlds) > MAX_BYTES:
             self._drop_oldest()
 
@@ -215,7 +231,7 @@ def _is_key(found: Any) -> bool:
 
 def _forms(examples: Sequence[Sequence[Any]]) -> list[Hashable]:
     """What tells examples of one key apart: the constants in their columns, and what the tensors there are like."""
-    if not any(issubclass(t, (Tensor, *CONSTANTS)) for t in set(map(type, chain.from_iterable(examples)))):
+    if not any(issubclass(t, (Tensor, list, tuple, *CONSTANTS)) for t in set(map(type, chain.from_iterable(examples)))):
         return [None] * len(examples)
     return [tuple(map(_form, example)) for example in examples]
 
@@ -223,7 +239,14 @@ def _forms(examples: Sequence[Sequence[Any]]) -> list[Hashable]:
 def _form(entry: Any) -> Hashable:
     if isinstance(entry, Tensor):
         return entry.shape, entry.dtype, entry.device
-    return _mark(entry) if isinstance(entry, CONSTANTS) else None
+    if isinstance(entry, CONSTANTS):
+        return _mark(entry)
+    if not isinstance(entry, list | tuple):
+        return None
+    kinds = set(map(type, entry))
+    if kinds <= {int} or kinds <= {str}:  # most lists of constants, in a tenth of the time
+        return type(entry), *kinds, *entry
+    return (type(entry), *map(_mark, entry)) if all(issubclass(t, CONSTANTS) for t in kinds) else None
 
 
 def _mark(constant: Any) -> Hashable:
@@ -263,6 +286,6 @@ def _wrong_key(key: Hashable, example: int, found: str) -> WrongKeyError:
     return WrongKeyError(
         f"key {key!r} of example {example} of the mini-batch was given before to an example that was recorded "
         f"differently: {found}. An example with a known key is not recorded again, so examples may have the same key "
-        "only if they are alike in all but the tensors and numbers in their columns; put what differs into the key, or "
-        "give None as the key of what must always be recorded"
+        "only if they are alike in all but the tensors and constants in their columns; put what differs into the key, "
+        "or give None as the key of what must always be recorded"
     )

@@ -15,12 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from edbatch.frontend.attributes import SCALARS
 from edbatch.frontend.lazy import Kind, Lazy
 from edbatch.frontend.piece_bank import Others, PieceBank, PieceType, Structure
 from edbatch.frontend.recorder import DRAWS, Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Value, structure_of
-from edbatch.frontend.watch import SCALARS
 from edbatch.planning.layout import REF, Ints
 
 Types = MutableMapping[Any, PieceType]

@@ -20,7 +20,6 @@ from edbatch.cells.in_place import is_in_place
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
 from edbatch.frontend import row_functions, sums
 from edbatch.frontend.entries import Entry, Signature, define, module_call
-from edbatch.frontend.in_place import refuse_in_place
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.known_calls import KnownCalls, Numbers, as_value
@@ -29,6 +28,7 @@ from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy
 from edbatch.frontend.marking import CellFunction, is_row_wise
 from edbatch.frontend.names import Names
 from edbatch.frontend.recording import Recording
+from edbatch.frontend.refusals import refuse
 from edbatch.frontend.results import settle
 from edbatch.frontend.rows import dense
 from edbatch.frontend.shared import SharedTensors, flatten
@@ -277,7 +277,7 @@ class Recorder:
             return self._without_lazy(func, args, kwargs, leaves)
         if func in ADD and len(args) == 2 and not kwargs and (total := sums.add(self, *args)) is not None:
             return total
-        refuse_in_place(func, kwargs)
+        refuse(func, args, kwargs)
         if kwargs.get("inplace"):  # the user's variable is rebound to the result, as with +=
             kwargs = {**kwargs, "inplace": False}
         if any(type(v) is Rows for v in leaves):

@@ -1,5 +1,5 @@
-"""Notices changes between calls, of modules: their mode, hooks, scalar attributes, parameters, buffers and children;
-and of tensors: their dtype, shape, device, and whether they require gradients.
+"""Notices changes between calls, of modules: their mode, hooks, attributes (see `attributes`), parameters, buffers and
+children; and of tensors: their dtype, shape, device, and whether they require gradients.
 
 What counts is `state_of`. Taking it costs 25 µs a module, so a look first compares what the modules hold with
 what they held, object by object, and takes their states only when something is not the same object any more.
@@ -7,7 +7,6 @@ what they held, object by object, and takes their states only when something is 
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Hashable, Iterable
 from itertools import chain
 from operator import is_
@@ -16,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from edbatch.frontend.attributes import SCALARS, can_change, describe, settings_of
 from edbatch.frontend.marking import numbers_to_tensors
 
-SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
 TABLES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
     "_backward_pre_hooks",
@@ -47,6 +46,8 @@ class Watch:
         tensors = [t for m in self._modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
         tensors += self._loose.values()
         self._tensors = [(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors]
+        settings = [value for module in self._modules for _, value in settings_of(module) if can_change(value)]
+        self._settings = [(value, says) for value in settings if (says := describe(value)) is not None]
         self._state = self._take_state()
 
     def _take_state(self) -> Hashable:
@@ -83,7 +84,7 @@ class Watch:
                 return False
             if tensor.requires_grad != requires_grad:
                 return False
-        return True
+        return all(describe(value) == said for value, said in self._settings)
 
 
 def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
@@ -96,9 +97,10 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 
 def state_of(module: nn.Module) -> Hashable:
-    """What capture reads of a module: mode, hooks, scalar attributes, and which parameters and buffers it has."""
+    """What capture reads of a module: mode, hooks, attributes, and which parameters and buffers it has."""
     held = list(module.__dict__.items())  # another thread that records may place children there
     scalars = tuple((k, type(v), v) for k, v in held if isinstance(v, SCALARS))
     tensors = (*module._parameters.items(), *module._buffers.items())
     owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
-    return id(module), scalars, tuple(map(id, hooks_of(module))), owned
+    settings = tuple((k, says) for k, v in settings_of(module) if (says := describe(v)) is not None)
+    return id(module), scalars, settings, tuple(map(id, hooks_of(module))), owned

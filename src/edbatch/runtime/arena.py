@@ -106,12 +106,14 @@ class Lease:
             expected = 0 if device in self._open else self.pool.expected.get((self._purpose, device), 0)
             buffer = Buffer(self.pool.take(max(size, expected), device))
             self._buffers.append(buffer)
+            self.__class__ = _Holding
         else:
             buffer = Buffer(torch.empty(_round_up(size), dtype=torch.uint8, device=device))
         self._open[device] = buffer
         return buffer
 
     def release(self) -> None:
+        self.__class__ = Lease
         buffers, self._buffers, self._open = self._buffers, [], {}
         if buffers:
             taken: dict[torch.device, int] = {}
@@ -119,6 +121,10 @@ class Lease:
                 taken[buffer.memory.device] = taken.get(buffer.memory.device, 0) + buffer.taken
             self.pool.expected.update({(self._purpose, device): size for device, size in taken.items()})
             self.pool.give([buffer.memory for buffer in buffers])
+
+
+class _Holding(Lease):
+    """A lease with buffers. Only those return them when they are forgotten: `__del__` would swallow a Ctrl-C."""
 
     def __del__(self) -> None:
         self.release()

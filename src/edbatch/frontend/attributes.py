@@ -1,0 +1,86 @@
+"""What an attribute of a module says, as far as bodies read such things: small collections and records of constants by
+their contents; tensors, arrays, functions and classes by what object they are; anything else not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import enum
+from collections.abc import Hashable
+from types import BuiltinFunctionType, FunctionType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
+OBJECTS = (torch.Tensor, np.ndarray, FunctionType, BuiltinFunctionType, type)
+RECORDS = (SimpleNamespace, argparse.Namespace)
+MAX_PARTS = 100  # of a collection; a larger one is data, a vocabulary perhaps, and not looked into
+INTERNAL = frozenset(nn.Module().__dict__)
+
+
+class Same:
+    """An object by its identity. It is kept alive, or another one could take its place."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+class _TooLarge(Exception):
+    pass
+
+
+def describe(value: Any) -> Hashable | None:
+    """What an attribute says; None if it says nothing.
+
+    >>> describe({"scale": 2.0, "layers": [1, 2]}) == describe({"scale": 2.0, "layers": [1, 3]})
+    False
+    """
+    try:
+        return _describe(value, [MAX_PARTS])
+    except _TooLarge:
+        return None
+
+
+def _describe(value: Any, room: list[int]) -> Hashable | None:
+    room[0] -= 1
+    if room[0] < 0:
+        raise _TooLarge
+    if isinstance(value, SCALARS):
+        return type(value), value
+    if isinstance(value, OBJECTS):
+        return Same(value)
+    if isinstance(value, RECORDS):
+        return type(value), _describe(vars(value), room)
+    if dataclasses.is_dataclass(value):
+        return type(value), tuple([_describe(getattr(value, f.name, None), room) for f in dataclasses.fields(value)])
+    if isinstance(value, dict):
+        return type(value), tuple([(_describe(k, room), _describe(v, room)) for k, v in value.items()])
+    if isinstance(value, list | tuple):
+        return type(value), tuple([_describe(v, room) for v in value])
+    if isinstance(value, set | frozenset):
+        return type(value), frozenset([_describe(v, room) for v in value])
+    return None
+
+
+def can_change(value: Any) -> bool:
+    """Whether what an attribute says may change although it is the same object."""
+    is_collection = isinstance(value, (dict, list, tuple, set, *RECORDS)) or dataclasses.is_dataclass(value)
+    return is_collection and not (isinstance(value, tuple) and all(isinstance(v, SCALARS) for v in value))
+
+
+def settings_of(module: nn.Module) -> list[tuple[str, Any]]:
+    """The attributes of a module that may hold settings of its own, but for constants."""
+    held = list(module.__dict__.items())  # another thread that records may place children there
+    return [(k, v) for k, v in held if k not in INTERNAL and not isinstance(v, (nn.Module, *SCALARS))]
