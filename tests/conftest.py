@@ -30,8 +30,8 @@ def double():
 class NoFallback:
     """Kernels that cannot be made are an error in tests, not a warning."""
 
-    def warning(self, text, name, exc_info):
-        raise AssertionError(text % name)
+    def warning(self, text, name, error, exc_info):
+        raise AssertionError(text % (name, error)) from error
 
 
 @pytest.fixture(params=["compiled", "plain"])

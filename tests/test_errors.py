@@ -221,6 +221,15 @@ def test_what_would_read_lazy_values():
         run(lambda x: linear(x).sum().backward())
 
 
+def test_numbers_as_columns_and_keywords():
+    with pytest.raises(
+        BatchError, match="positional argument 0 is of type Tensor, but positional arguments are columns"
+    ):
+        run(lambda x: x, torch.tensor(1.0))
+    with pytest.raises(KeyError, match="missing"):
+        run(lambda x, scale: {}["missing"], X, scale=torch.tensor(1.0))
+
+
 def test_a_class_is_no_module():
     with pytest.raises(BatchError, match=r"not its class; give Linear\(...\)"):
         edbatch.batch(nn.Linear)

@@ -37,10 +37,9 @@ from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Results
 from edbatch.frontend.rewrite import rewrite
 from edbatch.frontend.type_set import TypeSet, TypeSets
-from edbatch.planning.layout import unpack
 from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
-from edbatch.runtime.backward import BatchedFunction
+from edbatch.runtime.backward import BatchedFunction, is_distributed
 from edbatch.runtime.forward import Compiling, Execution, Plan, make_plan
 from edbatch.runtime.needs import Needs, find_needs
 from edbatch.stats import Stats, Stopwatch
@@ -117,9 +116,11 @@ class Pipeline:
     def _record_all(self, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         recorder = Recorder(*self._surroundings(keywords))
         with recording(recorder, self.shortcuts):
-            outputs = self._run(recorder, examples, range(len(examples)), keywords)
-            results = Results.collect(outputs, recorder)
-            return replace(recorder.finish(), type_sets=self.type_sets), results
+            return self._finished(recorder, self._run(recorder, examples, range(len(examples)), keywords))
+
+    def _finished(self, recorder: Recorder, outputs: list[Any]) -> tuple[Recording, Results]:
+        results = Results.collect(outputs, recorder)
+        return replace(recorder.finish(), type_sets=self.type_sets), results
 
     def _record_unknown(
         self, known: KnownExamples, examples: list[Any], keywords: dict[str, Any]
@@ -132,14 +133,15 @@ class Pipeline:
             recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
             try:
                 with recording(recorder, self.shortcuts):
-                    self._run(recorder, examples, call.unknown, keywords)
+                    outputs = self._run(recorder, examples, call.unknown, keywords)
             except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
                 if len(call.unknown) == len(examples):
                     raise
                 known.give_up()
                 return None
             if not known.take(call, recorder, examples):
-                return None
+                all_recorded = len(call.unknown) == len(examples)
+                return self._finished(recorder, outputs) if all_recorded else None
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
@@ -171,14 +173,10 @@ class Pipeline:
             t.requires_grad for t in recorded.outside
         ):
             return None
-        table = recorded.table
-        is_result = np.zeros(len(table.output_arenas), dtype=np.bool_)
-        outputs = []
-        for group in results.groups:
-            refs = group.refs[group.refs >= 0]
-            nodes, numbers = unpack(refs)
-            outputs.append(table.output_starts[recorded.types[nodes]] + numbers)
-            is_result[outputs[-1]] = True
+        outputs = [recorded.outputs_of(group.refs) for group in results.groups]
+        is_result = np.zeros(len(recorded.table.output_arenas), dtype=np.bool_)
+        for flat in outputs:
+            is_result[flat] = True
         needs = find_needs(recorded, is_result)
         for group, flat in zip(results.groups, outputs, strict=True):
             from_outside = any(recorded.outside[-1 - ref].requires_grad for ref in group.refs[group.refs < 0])
@@ -191,8 +189,8 @@ class Pipeline:
         """Give the results a grad_fn that leads to everything they depend on."""
         recorded = execution.plan.recording
         tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
-        if self.root is not None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            tensors += self.root.parameters()  # every rank must give each a gradient, whatever its graphs are
+        if self.root is not None and is_distributed():
+            tensors += self.root.parameters()
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
         return list(BatchedFunction.apply(execution, results.groups, gathered, watch, *inputs))  # type: ignore[no-untyped-call]
 
@@ -204,7 +202,7 @@ def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
             "a batched function needs at least one positional argument: a column with one entry per example"
         )
     for i, column in enumerate(columns):
-        if not hasattr(column, "__len__") or isinstance(column, str | dict):
+        if not hasattr(column, "__len__") or isinstance(column, str | dict) or _is_number(column):
             raise BatchError(
                 f"positional argument {i} is of type {type(column).__name__}, but positional arguments are columns, "
                 "with one entry per example; give what all examples share by keyword"
@@ -242,6 +240,14 @@ def _device(parameters: Sequence[Tensor]) -> torch.device:
     return devices.pop() if devices else torch.device("cpu")
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() == 0
+
+
+def _is_column(value: Any) -> bool:
+    return isinstance(value, list | tuple | Tensor) and not _is_number(value)
+
+
 def _where(example: int, error: Exception) -> str:
     """Which example of the mini-batch raised an error, and which of the user's lines."""
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not f.filename.startswith(_HERE)]
@@ -251,7 +257,7 @@ def _where(example: int, error: Exception) -> str:
 
 def _hint(num_examples: int, keywords: dict[str, Any]) -> str:
     """What is often the reason for an error: a column given by keyword."""
-    like_columns = [k for k, v in keywords.items() if isinstance(v, list | tuple | Tensor) and len(v) == num_examples]
+    like_columns = [k for k, v in keywords.items() if _is_column(v) and len(v) == num_examples]
     if not like_columns:
         return ""
     return f". Keywords ({', '.join(like_columns)}) are shared by all examples; give columns by position"

@@ -173,7 +173,7 @@ def test_debug_finds_another_number_of_tensors_and_takes_nan_for_nan():
         assert right(torch.ones(1, 2), [1]).isnan().all()
 
 
-@pytest.mark.parametrize("key", [[1], torch.ones(1), (1, [2]), (1, torch.ones(1)), {}], ids=str)
+@pytest.mark.parametrize("key", [[1], torch.ones(1), (1, [2]), (1, (2, torch.ones(1))), {}], ids=str)
 def test_what_is_no_key(key):
     batched = edbatch.batch(lambda x: x + 1, key=lambda x: key)
     with pytest.raises(BatchError, match=r"the key of example 0 is of type .* give a number, a string or a tuple"):

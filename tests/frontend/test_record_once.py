@@ -97,6 +97,24 @@ def test_examples_that_use_values_of_another():
     assert calls_of(lambda: batched(XS[:2], [1, 3])) == 2
 
 
+def test_examples_that_add_to_a_list_of_values():
+    """When keys turn out to be of no use, examples are not run again: they would find values of a call that ended."""
+    calls, values = [], []
+
+    def function(x, steps):
+        calls.append(steps)
+        values.append(torch.tanh(x))
+        return sum(values)
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, steps: steps)
+    for _ in range(2):
+        calls.clear()
+        values.clear()
+        ours = batched(XS, STEPS)
+        assert calls == STEPS
+        torch.testing.assert_close(ours, torch.stack(XS).tanh().cumsum(0))
+
+
 def test_a_value_of_a_known_example_that_leaked():
     memory = {}
 

@@ -1,5 +1,7 @@
 """Recording: torch functions, operators, methods, modules, indexing, numbers, long chains."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -206,3 +208,21 @@ def test_zeros_of_either_sign_are_different_constants():
     x = torch.tensor([[1.0], [-2.0]])
     ours = edbatch.batch(lambda x: (torch.copysign(x, 0.0), torch.copysign(x, -0.0)))(x)
     assert [t.flatten().tolist() for t in ours] == [[1.0, 2.0], [-1.0, -2.0]]
+
+
+def test_keywords_of_arithmetic_are_numbers():
+    def function(x, y):
+        a = torch.add(x, y, alpha=0.5) + x.sub(y, alpha=2) * torch.sub(x, y, alpha=3)
+        return a + torch.add(x, y, alpha=0.25) + x.add(y, alpha=0.5)
+
+    edbatch.check(function, torch.randn(4, 3, dtype=torch.float64), torch.randn(4, 3, dtype=torch.float64))
+
+
+def test_a_size_as_an_argument():
+    edbatch.check(lambda x: x.new_ones(x.shape) * x + x.view(x.shape).expand(torch.Size([2, 3]))[0], torch.randn(4, 3))
+
+
+def test_functions_of_torch_as_cells():
+    tanh, add = edbatch.cell(torch.tanh), edbatch.cell(functools.partial(torch.add, alpha=2))
+    edbatch.check(lambda x: tanh(add(x, x)), torch.randn(4, 3))
+    assert torch.equal(tanh(torch.ones(2)), torch.ones(2).tanh())

@@ -232,5 +232,5 @@ def test_the_sum_of_masks_is_a_number():
     "function",
     [lambda x: x[:0] + x[1:1] + x[:0], lambda x: torch.stack([x[:0], x[1:1]]).mean(0), lambda x: sum([x[:0]] * 3)],
 )
-def test_sums_and_means_of_nothing(compilation, function):
+def test_sums_and_means_of_values_without_elements(compilation, function):
     assert edbatch.batch(function)(X).shape == (len(X), 0)

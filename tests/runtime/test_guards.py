@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import edbatch
 
@@ -214,6 +215,43 @@ def test_hooks(cell, batched, where, kind):
     torch.testing.assert_close(assert_as_one_by_one(batched, cell), before)
     assert not seen
     assert not any(t.runs_alone for t in batched.stats.types)
+
+
+@pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])
+@pytest.mark.parametrize("key", [None, lambda x: 0], ids=["recorded", "known"])
+def test_hooks_of_all_modules(cell, register, key):
+    batched = edbatch.batch(twice(cell), key=key)
+    before = assert_as_one_by_one(batched, cell)
+
+    def hook(module, inputs, *output):
+        if type(module) is Gate:  # not the batched function, which is a module, too
+            return output[0] * 2 if output else (inputs[0] * 2,)
+        return None
+
+    handle = register(hook)
+    try:
+        assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+    finally:
+        handle.remove()
+    torch.testing.assert_close(assert_as_one_by_one(batched, cell), before)
+
+
+class Doubled(Gate):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+@pytest.mark.parametrize("change", [
+    lambda cell: setattr(cell, "__class__", Doubled), lambda cell: setattr(cell, "forward", lambda x: x * 2),
+    lambda cell: setattr(cell.linear, "forward", lambda x: x * 2),
+])  # fmt: skip
+@pytest.mark.parametrize("key", [None, lambda x: 0], ids=["recorded", "known"])
+def test_another_forward(cell, change, key):
+    batched = edbatch.batch(twice(cell), key=key)
+    before = assert_as_one_by_one(batched, cell)
+    change(cell)
+    cell.requires_grad_(False)
+    assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
 
 
 def test_requires_grad(cell, batched):

@@ -162,6 +162,44 @@ def test_embeddings(options):
     torch.testing.assert_close(ours.to_dense(), table.weight.grad.to_dense())
 
 
+class Heads(nn.Module):
+    """Two heads, parameters that nothing uses, and one that only its shape is read of."""
+
+    def __init__(self):
+        super().__init__()
+        self.unused, self.encode = nn.Linear(3, 3), edbatch.cell(nn.Linear(3, 3))
+        self.one, self.other = nn.Linear(3, 2), nn.Linear(3, 2)
+        self.looked_at, self.cut_off = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.ones(3))
+
+    def forward(self, x):
+        h = torch.tanh(self.encode(x)) + x.new_zeros(self.looked_at.shape) + (x * self.cut_off).detach()
+        return self.one(h), self.other(torch.tanh(h))
+
+
+@pytest.mark.parametrize("mark", [edbatch.cell, lambda module: module], ids=["cell", "module"])
+@pytest.mark.parametrize("heads", [[0], [1], [0, 1]])
+def test_what_no_gradient_reaches_has_none(mark, heads, compilation):
+    """Zeros would let weight decay move it."""
+    model, x = mark(Heads().double()), torch.randn(4, 3, dtype=torch.float64)
+    batched = edbatch.batch(model)
+    found = []
+    for run in (batched, batched.one_by_one):
+        model.zero_grad()
+        results = run(x)
+        sum(results[i].sum() for i in heads).backward()
+        found.append({name: p.grad for name, p in model.named_parameters()})
+    ours, theirs = found
+    if mark is edbatch.cell:  # in one cell that is known of the cell as a whole
+        theirs = {name: g if g is not None or ours[name] is None else torch.zeros_like(ours[name])
+                  for name, g in theirs.items() if "one" in name or "other" in name or g is not None}  # fmt: skip
+    for name, gradient in theirs.items():
+        assert (ours[name] is None) == (gradient is None), name
+        if gradient is not None:
+            torch.testing.assert_close(ours[name], gradient)
+    assert ours["unused.weight"] is None
+    assert ours["cut_off"] is None
+
+
 def test_sparse_gradients_are_not_overwritten_by_later_calls():
     table = nn.Embedding(7, 3, sparse=True)
     batched = edbatch.batch(table)

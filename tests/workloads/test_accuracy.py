@@ -65,3 +65,17 @@ def test_long_sums(compilation, length):
     exact = torch.tensor(columns).sqrt().double().sum(1)
     ours, theirs = ((run(columns) - exact).norm() / exact.norm() for run in (batched, batched.one_by_one))
     assert ours <= 2 * theirs + 1e-7
+
+
+@pytest.mark.parametrize("pool", [
+    lambda rows: rows.sum(0), lambda rows: rows.mean(0), lambda rows: torch.softmax(rows, 0) @ rows,
+    lambda rows: rows.logsumexp(0), lambda rows: torch.log_softmax(rows, 0)[0],
+], ids=["sum", "mean", "softmax", "logsumexp", "log-softmax"])  # fmt: skip
+def test_long_rows_beside_short_ones(compilation, pool):
+    root = edbatch.cell(lambda x: torch.sqrt(x))
+    batched = edbatch.batch(lambda numbers: pool(torch.stack([root(x) for x in numbers])))
+    columns = [torch.rand(3000).tolist() for _ in range(8)] + [[0.5]] * 2500
+    exact = torch.stack([pool(torch.tensor(numbers).sqrt().double()) for numbers in columns[:8]])
+    theirs = torch.stack([pool(torch.tensor(numbers).sqrt()) for numbers in columns[:8]])
+    ours = batched(columns)[:8]
+    assert (ours - exact).norm() / exact.norm() <= 2 * (theirs - exact).norm() / exact.norm() + 1e-7

@@ -23,7 +23,7 @@ import torch
 from edbatch.cells.body import Body, Val
 from edbatch.cells.emit import Forms, add_up
 from edbatch.cells.fused_products import FusedProducts
-from edbatch.cells.kernel import Reads
+from edbatch.cells.kernel import Reads, TooLong
 from edbatch.cells.kernel_text import Kernel, Memory
 from edbatch.cells.loops import Loops
 from edbatch.cells.native import compile_kernels
@@ -34,7 +34,8 @@ from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-MAX_DEPTH = 100_000  # Python calls, some five for an op
+MAX_OPS = 600
+MAX_DEPTH = 10 * MAX_OPS  # Python calls, some five for an op
 _LOCK = threading.RLock()  # the limit of recursion is the interpreter's
 
 
@@ -62,6 +63,10 @@ def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str
         reads: how each row operand is found.
         name: of the cell, for the message while its kernels are compiled.
     """
+    if len(program.ops) > MAX_OPS:
+        raise TooLong(
+            f"it has {len(program.ops)} ops, and kernels of more than {MAX_OPS} would be compiled for minutes"
+        )
     with _deep_bodies():
         return _Fuser(body, program, reads, exact_math).emit(name)
 

@@ -33,6 +33,10 @@ Reads = tuple[Read, ...]
 Take = Callable[[Spec], torch.Tensor]  # memory for a tensor of a spec
 
 
+class TooLong(Exception):
+    """A program of a cell is too long to be compiled."""
+
+
 class Training(Protocol):
     @property
     def saved(self) -> tuple[Spec, ...]: ...

@@ -16,9 +16,9 @@ class CellPlan:
 
     without: values in the order in which the body makes them. planned: in the order of the PQ tree. gathered: planned,
     when whoever reads the cell's inputs gathers them into the cell's memory, where the plan wants them; rows that could
-    have been read in place are then gathered as well. source: the code that runs. Its products of one operand
-    are stacked, in the order of the body;
-    fused kernels hold elementwise values in registers, so that none of the copies is made; torch ops make their own.
+    have been read in place are then gathered as well. source: the code that runs. Its products of one operand are
+    stacked, in the order of the body; fused kernels hold elementwise values in registers, so that none of the copies is
+    made; torch ops make their own.
     """
 
     name: str

@@ -171,17 +171,25 @@ def _max_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     return torch.where(hit, grads[0].index_select(0, ids), 0.0)
 
 
-def _lse(rows: Any) -> tuple[Tensor, Tensor]:
+def _sum(x: Tensor, ids: Tensor, num: int) -> Tensor:
+    """The sum of each segment; float32 is added up in float64, or long segments would lose digits."""
+    wide = torch.float64 if x.dtype is torch.float32 else x.dtype
+    return x.new_zeros(num, *x.shape[1:], dtype=wide).index_add_(0, ids, x.to(wide)).to(x.dtype)
+
+
+def _exponentials(rows: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """exp(x - shift), its sums over segments, the shift of each, and the segments of rows."""
     x, offsets = rows
-    ids = segment_ids(rows)
-    top = _reduce(x, ids, offsets.shape[0] - 1, "amax")
+    ids, num = segment_ids(rows), offsets.shape[0] - 1
+    top = _reduce(x, ids, num, "amax")
     shift = torch.where(top.isfinite(), top, 0.0)
-    total = torch.zeros_like(top).index_add_(0, ids, (x - shift.index_select(0, ids)).exp_())
-    return total.log_().add_(shift), ids
+    exponentials = (x - shift.index_select(0, ids)).exp_()
+    return exponentials, _sum(exponentials, ids, num), shift, ids
 
 
 def _logsumexp(rows: Any, outs: Any) -> None:
-    outs[0].copy_(_lse(rows)[0])
+    _, total, shift, _ = _exponentials(rows)
+    torch.add(total.log_(), shift, out=outs[0])
 
 
 def _logsumexp_gradient(rows: Any, outs: Any, grads: Any) -> Any:
@@ -191,14 +199,14 @@ def _logsumexp_gradient(rows: Any, outs: Any, grads: Any) -> Any:
 
 
 def _softmax(rows: Any, outs: Any) -> None:
-    total, ids = _lse(rows)
-    torch.exp(rows[0] - total.index_select(0, ids), out=outs[0])
+    exponentials, total, _, ids = _exponentials(rows)
+    torch.div(exponentials, total.index_select(0, ids), out=outs[0])
 
 
 def _softmax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     ids = segment_ids(rows)
     weighted = grads[0] * outs[0]
-    total = weighted.new_zeros(rows[1].shape[0] - 1, *weighted.shape[1:]).index_add_(0, ids, weighted)
+    total = _sum(weighted, ids, rows[1].shape[0] - 1)
     return weighted.sub_(outs[0] * total.index_select(0, ids))
 
 

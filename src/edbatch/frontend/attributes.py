@@ -8,7 +8,7 @@ import argparse
 import dataclasses
 import enum
 from collections.abc import Hashable
-from types import BuiltinFunctionType, FunctionType, SimpleNamespace
+from types import BuiltinFunctionType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
-OBJECTS = (torch.Tensor, np.ndarray, FunctionType, BuiltinFunctionType, type)
+OBJECTS = (torch.Tensor, np.ndarray, FunctionType, BuiltinFunctionType, MethodType, type)
 RECORDS = (SimpleNamespace, argparse.Namespace)
 MAX_PARTS = 100  # of a collection; a larger one is data, a vocabulary perhaps, and not looked into
 INTERNAL = frozenset(nn.Module().__dict__)

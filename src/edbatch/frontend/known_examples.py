@@ -36,10 +36,10 @@ from edbatch.spec import float_bits
 
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
-CHANGES_STATE = "modules or parameters were changed while it was recorded"
 MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
+CHANGES_STATE = "modules or parameters were changed while it was recorded"
 
-CONSTANTS = (*SCALARS, np.number, np.bool_)
+CONSTANTS = (*SCALARS, bytes, np.number, np.bool_)
 Place = tuple[Hashable, Hashable]  # of an example: its key, and what its columns hold
 
 
@@ -226,7 +226,7 @@ def _is_key(found: Any) -> bool:
         hash(found)
     except TypeError:
         return False
-    return not any(isinstance(part, Tensor) for part in (found if isinstance(found, tuple) else (found,)))
+    return all(map(_is_key, found)) if isinstance(found, tuple) else not isinstance(found, Tensor)
 
 
 def _forms(examples: Sequence[Sequence[Any]]) -> list[Hashable]:

@@ -30,30 +30,27 @@ ARITHMETIC = ADD | {
 
 
 def known(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of a signature that this recording has seen, by a short cut.
-
-    The key must be the one that `Parts` builds.
-    """
+    """A call of a signature that this recording has seen, by a short cut."""
     key: list[Any] = [func]
     flat: list[int] = []
     for a in args:
-        if type(a) is Lazy:
+        if type(a) is Lazy:  # as below, without a call
             key.append(a.kind)
             flat.append(a.ref)
         elif type(a) is Rows:
             return None if kwargs else known_rows(recorder, func, args)
-        elif not _take(func, a, key, flat):
+        elif not _take(a, key, flat, are_data=func in ARITHMETIC):
             return None
     if kwargs:
         key.append(("keywords", *kwargs))
-        if not all(_take(func, a, key, flat) for a in kwargs.values()):
+        if not all(_take(a, key, flat, are_data=False) for a in kwargs.values()):
             return None
     entry = recorder.entries.get(tuple(key))
     return None if entry is None or not recorder.is_open else recorder.add(entry, flat)
 
 
-def _take(func: Callable[..., Any], value: Any, key: list[Any], flat: list[int]) -> bool:
-    """Take an argument as `Parts.take` would; False for one that needs a closer look."""
+def _take(value: Any, key: list[Any], flat: list[int], *, are_data: bool) -> bool:
+    """Take an argument as `Parts.take` would; False for one that needs a closer look. Numbers may be data."""
     kind = type(value)
     if kind is Lazy:
         key.append(value.kind)
@@ -62,12 +59,12 @@ def _take(func: Callable[..., Any], value: Any, key: list[Any], flat: list[int])
         key.append(id(value))
     elif kind is tuple or kind is list:
         key += (kind, len(value))
-        return all(_take(func, a, key, flat) for a in value)
+        return all(_take(a, key, flat, are_data=are_data) for a in value)
     elif kind is bool or value is None:
         key.append(value)
     elif kind is not int and kind is not float:
         return False
-    elif func in ARITHMETIC:
+    elif are_data:
         key.append(kind)
         flat.append(value if kind is int else float_bits(value))
     else:

@@ -86,6 +86,8 @@ def cell(target: Any = None, *, static: tuple[str, ...] | str = (), batched: boo
 
 
 def _check_static(function: Callable[..., Any], options: CellOptions) -> None:
+    if not options.static:  # functions of torch's own have no signature
+        return
     parameters = inspect.signature(function).parameters
     unknown = [name for name in options.static if name not in parameters]
     if unknown and not any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -164,8 +166,9 @@ def static_positions(target: Any, options: CellOptions) -> frozenset[Hashable]:
 
 def numbers_to_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The forward pre-hook of a marked module: int and float arguments reach `forward` as 0-d tensors."""
-    first = next(module.parameters(), None)
-    device = torch.device("cpu") if first is None else first.device
+    with torch._C.DisableTorchFunction():  # a look at a parameter is no use of it
+        first = next(module.parameters(), None)
+        device = torch.device("cpu") if first is None else first.device
     return convert_numbers(module, module.__dict__.get(MARK, CellOptions()), args, kwargs, device)
 
 

@@ -229,7 +229,8 @@ class Recorder:
         args_template = tuple([parts.take(a, static=i in static) for i, a in enumerate(args)])
         if kwargs:
             parts.key.append(("keywords", *kwargs))
-        kwargs_template = {k: parts.take(a, static=k in static) for k, a in kwargs.items()}
+        is_arithmetic = parts.number_like is not None  # its keywords, such as alpha, must be numbers
+        kwargs_template = {k: parts.take(a, static=k in static or is_arithmetic) for k, a in kwargs.items()}
         if parts.generators:
             self.changing = DRAWS
         key = tuple(parts.key)

@@ -10,7 +10,7 @@ import torch
 
 from edbatch.frontend.type_set import NodeType, TypeSet, TypeSets
 from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Ints, SlotTable
+from edbatch.planning.layout import Ints, SlotTable, unpack
 from edbatch.spec import Spec
 
 
@@ -61,6 +61,12 @@ class Recording:
 
         inputs, offsets = edges(self.types, self.args, self.table)
         return Graph(types=self.types, inputs=inputs, offsets=offsets, type_names=self.type_set.names)
+
+    def outputs_of(self, refs: Ints) -> Ints:
+        """Of values that nodes compute, the numbers of their outputs among those of all types."""
+        nodes, numbers = unpack(refs[refs >= 0])
+        outputs: Ints = self.table.output_starts[self.types[nodes]] + numbers
+        return outputs
 
     def __repr__(self) -> str:
         return f"Recording({len(self.types)} nodes, {len(self.node_types)} types, {len(self.outside)} inputs)"

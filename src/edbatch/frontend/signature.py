@@ -77,6 +77,8 @@ class Parts:
         if value is None or kind is bool or kind is str:
             self.key.append(value)
             return value
+        if kind is torch.Size:
+            return self.take(tuple(value), static=static)
         if kind is tuple or kind is list:
             self.key += [kind, len(value)]  # type: ignore[list-item]
             return kind([self.take(v, static=static) for v in value])

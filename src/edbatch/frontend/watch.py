@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as _module
 
 from edbatch.frontend.attributes import SCALARS, can_change, describe, settings_of
 from edbatch.frontend.marking import numbers_to_tensors
@@ -37,6 +38,8 @@ class Watch:
 
     def _look(self) -> None:
         self._modules = dict.fromkeys(module for root in self._roots for module in root.modules())
+        self._classes = list(map(type, self._modules))
+        self._global_hooks = global_hooks()
         self._tables = [module.__dict__ for module in self._modules]
         self._tables += [module.__dict__[name] for module in self._modules for name in TABLES]
         self._lengths = list(map(len, self._tables))
@@ -75,6 +78,8 @@ class Watch:
         return True
 
     def _is_same(self) -> bool:
+        if list(map(type, self._modules)) != self._classes or global_hooks() != self._global_hooks:
+            return False
         if list(map(len, self._tables)) != self._lengths or list(chain.from_iterable(self._filled)) != self._names:
             return False
         if not all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._values)):
@@ -92,8 +97,13 @@ def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
-    """The user's own hooks of a module."""
-    return [hook for table in hook_tables(module) for hook in table.values() if hook is not numbers_to_tensors]
+    """The user's own hooks of a module, and those of all modules."""
+    hooks = [hook for table in hook_tables(module) for hook in table.values() if hook is not numbers_to_tensors]
+    return hooks + global_hooks()
+
+
+def global_hooks() -> list[Any]:
+    return [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
 
 
 def state_of(module: nn.Module) -> Hashable:
@@ -103,4 +113,4 @@ def state_of(module: nn.Module) -> Hashable:
     tensors = (*module._parameters.items(), *module._buffers.items())
     owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
     settings = tuple((k, says) for k, v in settings_of(module) if (says := describe(v)) is not None)
-    return id(module), scalars, settings, tuple(map(id, hooks_of(module))), owned
+    return id(module), type(module), scalars, settings, tuple(map(id, hooks_of(module))), owned

@@ -39,10 +39,9 @@ class BatchedFunction(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise GradientError(
-                "a batched call was differentiated with create_graph=True, but its backward can be "
-                "differentiated no further. For a "
-                "gradient penalty or another second-order gradient use batched.one_by_one(...) for that part of "
-                "the loss"
+                "a batched call was differentiated with create_graph=True, but its backward can be differentiated no "
+                "further. For a gradient penalty or another second-order gradient use batched.one_by_one(...) for that "
+                "part of the loss"
             )
         inputs = ctx.saved_tensors
         execution: Execution = ctx.execution
@@ -64,21 +63,47 @@ def backward(
             arena = arenas[execution.plan.recording.arena_of[group.spec]]
             assert arena is not None
             arena.index_add_(0, torch.from_numpy(execution.plan.group_rows(group)).to(arena.device), gradient)
+    is_reached = _reached(execution, groups, grads)
     deferred: list[list[Tensor]] = [
         [lease.take(spec, size) for spec in training.deferred] if training is not None else []
         for training, size in zip(execution.training, execution.type_sizes, strict=True)
     ]
     sums: list[dict[Any, Any]] = [{} for _ in execution.types]
-    launch = [_launcher(execution, arenas, ways, deferred[t], sums[t], lease, t) for t in range(len(execution.types))]
+    launch = [
+        _launcher(execution, arenas, ways, deferred[t], sums[t], lease, t) if is_reached[t] else None
+        for t in range(len(execution.types))
+    ]
     batch_types = execution.operands.batch_types
     for batch in range(len(batch_types) - 1, -1, -1):
         run = launch[batch_types[batch]]
         if run is not None:
             run(batch)
-    total = _finish(execution, arenas, deferred, sums)
+    total = _finish(execution, arenas, deferred, sums, is_reached)
     _outside_gradients(execution, arenas, total)
     lease.release()
-    return [_given(total.get(id(tensor)), tensor) for tensor in inputs]
+    gradients = [total.get(id(tensor)) for tensor in inputs]
+    if not is_distributed():
+        return gradients
+    return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients, strict=True)]
+
+
+def is_distributed() -> bool:
+    """Whether every rank must give every parameter a gradient, whatever its graphs are."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def _reached(execution: Execution, groups: list[Group], grads: Sequence[Tensor | None]) -> list[bool]:
+    """The types that a gradient reaches: all of them, if every result has one."""
+    pairs = [(g, gradient) for g, gradient in zip(groups, grads, strict=True) if g.needs_grad]
+    if all(gradient is not None for _, gradient in pairs):
+        return [True] * len(execution.types)
+    assert execution.needs is not None
+    recording = execution.plan.recording
+    is_result = np.zeros(len(recording.table.output_arenas), dtype=np.bool_)
+    for group, gradient in pairs:
+        if gradient is not None:
+            is_result[recording.outputs_of(group.refs)] = True
+    return execution.needs.reached(recording.table, is_result)
 
 
 def _gradient_arenas(execution: Execution, lease: Lease, groups: list[Group]) -> tuple[list[Tensor | None], np.ndarray]:
@@ -191,7 +216,11 @@ def _batch_backward(
 
 
 def _finish(
-    execution: Execution, arenas: list[Tensor | None], deferred: list[list[Tensor]], sums: list[dict[Any, Any]]
+    execution: Execution,
+    arenas: list[Tensor | None],
+    deferred: list[list[Tensor]],
+    sums: list[dict[Any, Any]],
+    is_reached: list[bool],
 ) -> dict[int, Tensor]:
     """The gradients of shared tensors, by identity: one product per weight and type over all rows of the mini-batch."""
     batches: dict[int, list[int]] = {}
@@ -200,7 +229,7 @@ def _finish(
     total: dict[int, Tensor] = {}
     for t, node_type in enumerate(execution.types):
         training = execution.training[t]
-        if training is None or not node_type.shared:
+        if training is None or not node_type.shared or not is_reached[t]:
             continue
         rows = [
             None
@@ -230,7 +259,3 @@ def _outside_gradients(execution: Execution, arenas: list[Tensor | None], total:
         if arena is not None:
             known = total.get(id(tensor))
             total[id(tensor)] = arena[row].clone() if known is None else known + arena[row]
-
-
-def _given(gradient: Tensor | None, tensor: Tensor) -> Tensor:
-    return torch.zeros_like(tensor) if gradient is None else gradient

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edbatch.cells.kernel import TooLong
 from edbatch.cells.pointwise import BY_SIZE
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
@@ -164,10 +165,11 @@ class Execution:
                 _ = kernel.infer  # a fused form is made now
                 return None
             return kernel.training(needs.rows[t], needs.shared[t], needs.outs[t])
-        except Exception:
+        except Exception as error:
             if kernel is plain:
                 raise
-            log.warning("the kernels of %s could not be made; it runs as torch ops", self.types[t].name, exc_info=True)
+            text, is_expected = "no kernels are made of %s: %s. It runs as torch ops", isinstance(error, TooLong)
+            log.warning(text, self.types[t].name, error, exc_info=not is_expected)
             plain.give_up(kernel)  # type: ignore[attr-defined]
             self.plan.recording.type_set.forget()
             self.kernels[t] = plain

@@ -21,7 +21,7 @@ from edbatch.runtime.arena import Lease
 
 @dataclass(frozen=True)
 class _Scope:
-    """The frozen tensors by identity, and what was made of them: (kernel, its shared tensors) -> (both, prologue)."""
+    """The frozen tensors by identity, and what was made of them: (kernel, its shared tensors) -> (kernel, prologue)."""
 
     members: dict[int, Tensor]
     outer: _Scope | None  # the scope that this one is in

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,12 +20,23 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Needs:
-    """For every type: which slots, shared tensors and outputs take part in backward."""
+    """For every type: which slots, shared tensors and outputs take part in backward.
+
+    differentiable: for every output of every type, flat. by_output: for every slot of every type, flat, those that feed
+    it.
+    """
 
     rows: tuple[Mask, ...]
     shared: tuple[Mask, ...]
     outs: tuple[Mask, ...]
-    differentiable: Bools  # for every output of every type, flat
+    differentiable: Bools
+    by_output: Bools
+
+    def reached(self, table: SlotTable, results: Bools) -> list[bool]:
+        """The types that gradients of some of the results reach."""
+        slots = np.array([need for rows in self.rows for need in rows], dtype=np.bool_)
+        found = reached_outputs(table, self.by_output, self.differentiable, slots, results)
+        return [bool(found[a:b].any()) for a, b in pairwise(table.output_starts.tolist())]
 
 
 def find_needs(recording: Recording, results: Bools) -> Needs:
@@ -39,6 +51,19 @@ def find_needs(recording: Recording, results: Bools) -> Needs:
     shared = tuple([tuple([t.requires_grad for t in node_type.shared]) for node_type in types])
     key = shared, by_output.tobytes(), by_outside.tobytes(), results.tobytes()
     return recording.type_set.keep(key, lambda: _fixpoint(types, table, shared, by_output, by_outside, results))
+
+
+def reached_outputs(table: SlotTable, by_output: Bools, differentiable: Bools, slots: Bools, results: Bools) -> Bools:
+    """The outputs (flat) that gradients of results reach, through types that pass them on to `slots`."""
+    type_of_slot = np.repeat(np.arange(len(table.starts) - 1), np.diff(table.starts))
+    type_of_output = np.repeat(np.arange(len(table.starts) - 1), np.diff(table.output_starts))
+    found = differentiable & results
+    while True:
+        is_reached = np.zeros(len(table.starts) - 1, dtype=np.bool_)
+        is_reached[type_of_output[found]] = True
+        before, found = found, differentiable & (results | by_output[slots & is_reached[type_of_slot]].any(axis=0))
+        if np.array_equal(before, found):
+            return found
 
 
 def _fixpoint(
@@ -65,6 +90,6 @@ def _fixpoint(
                 raise GradientError(
                     f"{node_type.name}: torch has no gradient for argument {i}, but it requires one; detach() it"
                 )
-    wanted = differentiable & (results | by_output[slots].any(axis=0))
+    wanted = reached_outputs(table, by_output, differentiable, slots, results)
     outs = tuple(tuple(wanted[table.output_starts[t] : table.output_starts[t + 1]].tolist()) for t in range(len(types)))
-    return Needs(rows, shared, outs, differentiable)
+    return Needs(rows, shared, outs, differentiable, by_output)

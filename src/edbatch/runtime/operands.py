@@ -13,9 +13,8 @@ from torch.nn import functional as F
 from edbatch.frontend.recording import Recording
 from edbatch.planning.layout import Layout, Slot
 from edbatch.planning.schedule import Schedule
+from edbatch.runtime.rows import LONG
 from edbatch.spec import Spec
-
-LONG = 16  # terms; sums of more of them lose digits when they are added up one by one in float32
 
 
 class Operands:
@@ -70,7 +69,9 @@ class Operands:
         arena = arenas[self.arena_of[t][slot]]
         index = self.index(arena.device)
         offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
-        total = sum_rows(arena, index.narrow(0, begin, size), offsets)
+        bounds = self._layout.index[begin + size : begin + size + self.nodes[batch] + 1]  # no device is asked for them
+        is_long = bool(np.diff(bounds).max() > LONG)
+        total = sum_rows(arena, index.narrow(0, begin, size), offsets, is_long)
         return total if kind != Slot.MEAN else total.div_(_counts(offsets, total))
 
     def is_one_view(self, t: int, slot: int) -> bool:
@@ -144,12 +145,12 @@ def _counts(offsets: Tensor, like: Tensor) -> Tensor:
     return offsets.diff().to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
-def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor) -> Tensor:
-    """The sum of each segment of gathered rows."""
+def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor, is_long: bool) -> Tensor:
+    """The sum of each segment of gathered rows, in float64 if one of them is long."""
     if arena.numel() == 0:
         return arena.new_zeros(offsets.shape[0] - 1, *arena.shape[1:])
     flat = arena.reshape(arena.shape[0], -1)
-    if arena.dtype == torch.float32 and index.shape[0] > LONG * offsets.shape[0]:
+    if arena.dtype == torch.float32 and is_long:
         flat, index = flat.index_select(0, index).double(), torch.arange(index.shape[0], device=index.device)
         total = F.embedding_bag(index, flat, offsets, mode="sum", include_last_offset=True)
         return total.to(arena.dtype).view(-1, *arena.shape[1:])

@@ -15,6 +15,7 @@ import torch
 
 from edbatch.cells.pointwise import BY_SIZE
 
+LONG = 16  # terms; sums of more of them lose digits when they are added up one by one
 _COPY = """def kernel(B, index, begin, source, target, width):
     for r in range(B):
         row, at = load_i64(index, begin + r, 0) * width, r * width
@@ -35,7 +36,7 @@ READ
                 store_T(target, at + j, load_T(source, row + j, 1), 2)
             continue
         first, last = load_i64(rows, begin + size + r, 0), load_i64(rows, begin + size + r + 1, 0)
-        if last - first > 16:
+        if last - first > LONG:
             for j in range(width):
                 total = 0.0
                 for k in range(first, last):
@@ -98,7 +99,7 @@ def row_kernels(dtype: torch.dtype) -> RowKernels:
 
     short, cast = NAMES[dtype]
     read = "\n".join(f"    {name} = load_i64(p, {i}, 0)" for i, name in enumerate(Total._fields))
-    texts = _TOTAL.replace("READ", read), _ADD_BACK
+    texts = _TOTAL.replace("READ", read).replace("LONG", str(LONG)), _ADD_BACK
     sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in texts]
     return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
 
