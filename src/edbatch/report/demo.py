@@ -96,7 +96,7 @@ def accuracy(batched: Any, trees: list[Tree]) -> float:
     return float((guesses == labels).float().mean())
 
 
-def compare_policies(model: TreeLSTM, trees: list[Tree], rounds: int = 7) -> Table:
+def compare_policies(model: TreeLSTM, trees: list[Tree], rounds: int = 15) -> Table:
     """Inference on the same trees, one after the other and by each policy, in turns."""
     batched = {name: edbatch.batch(model, policy=name) for name in ("depth", "agenda", "bound-greedy", "learned")}
     functions: dict[str, Callable[[], object]] = {"one by one": lambda: [model(tree) for tree in trees]}
@@ -105,7 +105,9 @@ def compare_policies(model: TreeLSTM, trees: list[Tree], rounds: int = 7) -> Tab
         ms = _median_ms(functions, rounds)
     launches = [f"{sum(2 for tree in trees for _ in tree.nodes())} cells"]
     launches += [f"{function.stats.num_batches} batches" for function in batched.values() if function.stats]
-    table = Table("", "launches", "ms", "speed-up", title=f"Inference on {len(trees)} trees, one thread")
+    title = f"Inference on {len(trees)} trees, one thread"
+    caption = f"medians of {rounds} rounds in turns; ms vary from run to run, launches do not"
+    table = Table("", "launches", "ms", "speed-up", title=title, caption=caption)
     for name, launched in zip(functions, launches, strict=True):
         table.add_row(name, launched, f"{ms[name]:.1f}", f"{ms['one by one'] / ms[name]:.1f}×")
     return table
