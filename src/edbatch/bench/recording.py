@@ -112,7 +112,8 @@ def run(batch_size: int = 64, rounds: int = MIN_ROUNDS, data: str | os.PathLike[
         microseconds[case.name] = {"calls": case.num_calls} | {
             name: Spread.of(seconds).scaled(1e6 / case.num_calls)._asdict() for name, seconds in columns.items()
         }
-    return {"data": bank.source, "machine": measure.machine_facts(), "microseconds_per_call": microseconds}
+    source = measure.without_folder(bank.source, data)
+    return {"data": source, "machine": measure.machine_facts(), "microseconds_per_call": microseconds}
 
 
 def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: int = 40) -> list[Case]:

@@ -61,7 +61,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
             rounds = race.run(settings.rounds, settings.one_by_one_rounds or settings.rounds, advance)
         return {
             "settings": asdict(settings) | {"policy": race.batched.policy.name},
-            "data": bank.source,
+            "data": measure.without_folder(bank.source, data),
             "machine": measure.machine_facts(),
             "num_nodes": race.stats.num_nodes,
             "num_batches": race.stats.num_batches,
