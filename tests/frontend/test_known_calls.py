@@ -123,13 +123,34 @@ def test_few_calls_go_the_long_way(monkeypatch):
     assert long_way(monkeypatch, function) == (2, 2)
 
 
+def check_same_items():
+    one, other = {"a": 1.5, "b": [2]}, {}
+    dicts, items = [one, other], [("a", one["a"], "b", one["b"]), ()]
+    assert known_calls.same_items(dicts, items)
+    for key, value in (("b", [2]), ("c", 3)):
+        one[key] = value  # another object, another item
+        assert not known_calls.same_items(dicts, items)
+        one.pop("c", None)
+    one["b"] = items[0][3]
+    assert known_calls.same_items(dicts, items)
+    one["b"] = one.pop("a")
+    one["c"] = items[0][3]
+    assert not known_calls.same_items(dicts, items)
+    assert not known_calls.same_items([other, other], items)
+
+
+def test_items_that_are_the_same():
+    check_same_items()
+
+
 WITHOUT = """
 import sys
 sys.modules["edbatch.frontend._calls"] = None
 import torch, edbatch
 from edbatch.frontend.interception import ModuleCall, call_module
 assert ModuleCall(None, call_module) is call_module
-from test_known_calls import CALLS, X, Three
+from test_known_calls import CALLS, X, Three, check_same_items
+check_same_items()
 cell = edbatch.cell(Three())
 for call in CALLS.values():
     edbatch.check(lambda x: [call(cell, x, n)["a"] for n in (1, 1, 1, 2, 3, 3)], X)

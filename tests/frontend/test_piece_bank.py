@@ -65,7 +65,7 @@ def test_what_was_used_last_is_kept_over_all_worlds(monkeypatch):
     num_bytes = sum(world.bank.num_bytes for world in known._worlds)
     monkeypatch.setattr(known_examples, "MAX_BYTES", num_bytes)
     batched(XS[:1], [5])
-    evaluating, training = ({key for key, _ in world.numbers} for world in known._worlds)
+    evaluating, training = (world.keys for world in known._worlds)
     assert training == {3, 4, 5}  # 1 and 2 were used before all those of the other world
     assert 2 <= len(evaluating) <= 4
     assert calls_of(lambda: batched(XS[:3], [3, 4, 5])) == 0

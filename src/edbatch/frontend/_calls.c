@@ -434,10 +434,27 @@ static PyObject *replace_method(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
+/* Whether dicts hold what they held, object by object: items[i] has the keys and values of dicts[i] in turn. */
+static PyObject *same_items(PyObject *module, PyObject *args) {
+    PyObject *dicts, *items, *key, *value;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &dicts, &PyList_Type, &items)) return NULL;
+    if (PyList_GET_SIZE(dicts) != PyList_GET_SIZE(items)) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(dicts); i++) {
+        PyObject *dict = PyList_GET_ITEM(dicts, i), *held = PyList_GET_ITEM(items, i);
+        if (!PyDict_Check(dict) || !PyTuple_Check(held))
+            return PyErr_Format(PyExc_TypeError, "same_items takes a list of dicts and one of tuples");
+        if (2 * PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(held)) Py_RETURN_FALSE;
+        for (Py_ssize_t at = 0, k = 0; PyDict_Next(dict, &at, &key, &value); k += 2)
+            if (key != PyTuple_GET_ITEM(held, k) || value != PyTuple_GET_ITEM(held, k + 1)) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
 /* ---- the module */
 
 static PyMethodDef functions[] = {
     {"replace_method", replace_method, METH_VARARGS, "replace_method(class, name, method)"},
+    {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
     {NULL},
 };
 

@@ -45,3 +45,6 @@ class ModuleCall:
 
 def replace_method(cls: type, name: str, method: Any, /) -> None:
     """`setattr` of a special method that a class has, by another one of Python's own; quick with many subclasses."""
+
+def same_items(dicts: list[dict[Any, Any]], items: list[tuple[Any, ...]], /) -> bool:
+    """Whether dicts hold what they held, object by object: their keys and values in turn."""

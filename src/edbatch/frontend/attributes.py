@@ -76,8 +76,12 @@ def _describe(value: Any, room: list[int]) -> Hashable | None:
 
 def can_change(value: Any) -> bool:
     """Whether what an attribute says may change although it is the same object."""
-    is_collection = isinstance(value, (dict, list, tuple, set, *RECORDS)) or dataclasses.is_dataclass(value)
-    return is_collection and not (isinstance(value, tuple) and all(isinstance(v, SCALARS) for v in value))
+    if isinstance(value, tuple | frozenset):
+        return any(map(can_change, value))
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
+        return isinstance(value, (dict, list, set, *RECORDS))
+    is_frozen = value.__dataclass_params__.frozen  # type: ignore[attr-defined]
+    return not is_frozen or any(can_change(getattr(value, f.name, None)) for f in dataclasses.fields(value))
 
 
 def settings_of(module: nn.Module) -> list[tuple[str, Any]]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from array import array
 from functools import partial
+from itertools import chain
+from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -17,7 +19,7 @@ from edbatch.frontend.lazy import Lazy, PendingSum
 from edbatch.spec import float_bits
 
 try:
-    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, replace_method
+    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, replace_method, same_items
 
     RECORDS_IN_C = True
 except ImportError:
@@ -42,10 +44,16 @@ except ImportError:
 
     replace_method = setattr
 
+    def same_items(dicts: Any, items: Any) -> bool:  # type: ignore[misc]
+        held = [tuple(chain.from_iterable(d.items())) for d in dicts]
+        return list(map(len, held)) == list(map(len, items)) and all(map(is_, chain(*held), chain(*items)))
+
+
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "replace_method", "signature_of"]
+__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "replace_method", "same_items",
+           "signature_of"]  # fmt: skip
 
 
 class _NoValue:

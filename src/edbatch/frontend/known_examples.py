@@ -38,9 +38,9 @@ MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept
 MAX_WORLDS = 8  # train, eval, …
 MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
-
 CONSTANTS = (*SCALARS, bytes, np.number, np.bool_)
-Place = tuple[Hashable, Hashable]  # of an example: its key, and what its columns hold
+Place = Hashable  # of an example: its key; with what its columns hold, if they hold what tells examples apart
+_WITH_COLUMNS = object()  # begins such a place, so that it is nobody's key
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class World:
         bank = PieceBank()
         number_of = dict(zip(kept.tolist(), bank.append(self.bank, kept).tolist(), strict=True))
         numbers = {place: number_of[number] for place, number in self.numbers.items() if number in number_of}
-        self.bank, self.numbers, self.keys = bank, numbers, {key for key, _ in numbers}
+        self.bank, self.numbers, self.keys = bank, numbers, set(map(_key_of, numbers))
         self.joined.clear()
 
 
@@ -73,6 +73,7 @@ class Call:
     """A mini-batch: which of its examples are known, and its pieces as far as they are."""
 
     world: World
+    keys: list[Hashable]
     places: list[Place]
     unknown: Sequence[int]  # the examples to be recorded
     bank: PieceBank
@@ -88,6 +89,7 @@ class KnownExamples:
         self.structures: list[Structure] = []
         self.report = ""  # on the last call, for people
         self._root = root
+        self._opaque: set[type] = set()  # classes of examples that are not looked into
         self._worlds: list[World] = []  # the one used last comes last
         self._clock = count()
         self._given_up = ""
@@ -99,7 +101,10 @@ class KnownExamples:
         if self._given_up or marks is None:
             self.report = self._given_up or "key is not used: a keyword is neither a tensor, a module nor a constant"
             return None
-        places = list(zip(self._keys(examples), _forms(examples), strict=True))
+        keys, forms = self._keys(examples), self._forms(examples)
+        places: list[Place] = (
+            keys if forms is None else [(_WITH_COLUMNS, *both) for both in zip(keys, forms, strict=True)]
+        )
         with self._lock:
             world = self._world((Context.current(), torch.is_inference_mode_enabled(), marks), keywords)
             bank, number_of = world.bank, world.numbers
@@ -107,11 +112,11 @@ class KnownExamples:
             unknown: Sequence[int] = [i for i, number in enumerate(known) if number < 0] if min(known) < 0 else []
             numbers = np.array(known, dtype=np.int64)
             bank.last_used[numbers[numbers >= 0] if unknown else numbers] = next(self._clock)
-            reasons = Counter([self._reason(places[i][0], world) for i in unknown])
+            reasons = Counter([self._reason(keys[i], world) for i in unknown]) if unknown else {}
         unknown = range(len(examples)) if self.debug else unknown
         self.report = f"key: {len(examples) - len(unknown)} of {len(examples)} examples were known"
         self.report += "".join(f"; {n} {reason}" for reason, n in reasons.items())
-        return Call(world, places, unknown, bank, numbers)
+        return Call(world, keys, places, unknown, bank, numbers)
 
     def take(self, call: Call, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
@@ -163,16 +168,27 @@ class KnownExamples:
                 )
         return keys
 
+    def _forms(self, examples: Sequence[Sequence[Any]]) -> list[Hashable] | None:
+        """What tells examples of one key apart: the constants in their columns, and what the tensors there are like.
+        None if there are no such things."""
+        kinds = set(map(type, chain.from_iterable(examples)))
+        if kinds <= self._opaque:
+            return None
+        if not any(issubclass(kind, (Tensor, list, tuple, *CONSTANTS)) for kind in kinds):
+            self._opaque |= kinds
+            return None
+        return [tuple(map(_form, example)) for example in examples]
+
     def _lasting(self, call: Call, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
         """Which of the pieces just recorded are to be kept: the first one of each key that is not known."""
         first: dict[Place, int] = {}
         for piece, (i, change) in enumerate(zip(call.unknown, changes, strict=True)):
-            number, place = int(call.numbers[i]), call.places[i]
+            number, key, place = int(call.numbers[i]), call.keys[i], call.places[i]
             if self.debug and (number >= 0 or place in first):
                 before = bank.piece(first[place]) if number < 0 else call.bank.piece(number)
                 if (found := change or difference(before, bank.piece(piece))) is not None:
-                    raise _wrong_key(place[0], i, found)
-            if number < 0 and change is None and place[0] is not None:
+                    raise _wrong_key(key, i, found)
+            if number < 0 and change is None and key is not None:
                 first.setdefault(place, piece)
         return list(first.values())
 
@@ -181,9 +197,9 @@ class KnownExamples:
         numbers = world.bank.append(bank, np.array(pieces, dtype=np.int64))
         world.bank.last_used[numbers] = next(self._clock)
         for piece, number in zip(pieces, numbers.tolist(), strict=True):
-            place = call.places[call.unknown[piece]]
-            world.numbers[place] = number
-            world.keys.add(place[0])
+            i = call.unknown[piece]
+            world.numbers[call.places[i]] = number
+            world.keys.add(call.keys[i])
         if sum(world.bank.num_bytes for world in self._worlds) > MAX_BYTES:
             self._drop_oldest()
 
@@ -229,11 +245,8 @@ def _is_key(found: Any) -> bool:
     return all(map(_is_key, found)) if isinstance(found, tuple) else not isinstance(found, Tensor)
 
 
-def _forms(examples: Sequence[Sequence[Any]]) -> list[Hashable]:
-    """What tells examples of one key apart: the constants in their columns, and what the tensors there are like."""
-    if not any(issubclass(t, (Tensor, list, tuple, *CONSTANTS)) for t in set(map(type, chain.from_iterable(examples)))):
-        return [None] * len(examples)
-    return [tuple(map(_form, example)) for example in examples]
+def _key_of(place: Place) -> Hashable:
+    return place[1] if type(place) is tuple and place and place[0] is _WITH_COLUMNS else place
 
 
 def _form(entry: Any) -> Hashable:

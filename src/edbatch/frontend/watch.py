@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from itertools import chain
-from operator import is_
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import nn
 from torch.nn.modules import module as _module
 
 from edbatch.frontend.attributes import SCALARS, can_change, describe, settings_of
+from edbatch.frontend.known_calls import same_items
 from edbatch.frontend.marking import numbers_to_tensors
 
 TABLES = (
@@ -42,10 +42,7 @@ class Watch:
         self._global_hooks = global_hooks()
         self._tables = [module.__dict__ for module in self._modules]
         self._tables += [module.__dict__[name] for module in self._modules for name in TABLES]
-        self._lengths = list(map(len, self._tables))
-        self._filled = [table for table in self._tables if table]  # most are empty
-        self._names = list(chain.from_iterable(self._filled))
-        self._values = list(chain.from_iterable(map(dict.values, self._filled)))
+        self._items = [tuple(chain.from_iterable(table.items())) for table in self._tables]
         tensors = [t for m in self._modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
         tensors += self._loose.values()
         self._tensors = [(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors]
@@ -80,9 +77,7 @@ class Watch:
     def _is_same(self) -> bool:
         if list(map(type, self._modules)) != self._classes or global_hooks() != self._global_hooks:
             return False
-        if list(map(len, self._tables)) != self._lengths or list(chain.from_iterable(self._filled)) != self._names:
-            return False
-        if not all(map(is_, chain.from_iterable(map(dict.values, self._filled)), self._values)):
+        if not same_items(self._tables, self._items):
             return False
         for tensor, dtype, shape, device, requires_grad in self._tensors:
             if tensor.dtype is not dtype or tensor.shape != shape or tensor.device != device:
