@@ -234,3 +234,16 @@ def test_the_sum_of_masks_is_a_number():
 )
 def test_sums_and_means_of_values_without_elements(compilation, function):
     assert edbatch.batch(function)(X).shape == (len(X), 0)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda rows: torch.sum(input=rows, dim=1).sum(0),
+        lambda rows: torch.softmax(input=rows, dim=0).sum(0),
+        lambda rows: nn.functional.linear(input=rows, weight=torch.ones(2, 6, dtype=torch.float64)).sum(0),
+    ],
+)
+def test_rows_given_by_keyword(function):
+    weight = nn.Parameter(Y[0].clone())
+    edbatch.check(lambda x, n: function(torch.stack([x * weight] * n)), X, [1, 2, 3, 2])

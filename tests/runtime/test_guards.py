@@ -2,9 +2,11 @@
 
 import dataclasses
 import enum
+import math
 from itertools import pairwise
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -139,6 +141,46 @@ def test_settings_of_other_kinds(change, key, mark):
     before = assert_as_one_by_one(batched, cell)
     change(cell)
     assert not torch.allclose(before, assert_as_one_by_one(batched, cell))
+
+
+class Signed(nn.Module):
+    def __init__(self, setting):
+        super().__init__()
+        self.setting, self.cache, self.log = setting, {}, []
+
+    def forward(self, x):
+        self.cache["last"] = x * 2
+        self.log.append(x * 3)
+        setting = self.setting["factor"] if isinstance(self.setting, dict) else self.setting
+        return x * math.copysign(2, setting) + abs(setting)
+
+
+@pytest.mark.parametrize("number", [float, np.float32, np.float64])
+@pytest.mark.parametrize("hold", [lambda n: n, lambda n: {f"other {i}": i for i in range(100)} | {"factor": n}])
+def test_numbers_of_all_kinds(number, hold):
+    """Also signs of zero are noticed; what a body leaves in collections, and NaN, are no changes."""
+    cell = edbatch.cell(Signed(hold(number(0.0))))
+    batched = edbatch.batch(twice(cell))
+    for value in (0.0, -0.0, 3.0, -3.0):
+        cell.setting = hold(number(value))
+        torch.testing.assert_close(batched(X), batched.one_by_one(X))
+    kernels = []
+    for _ in range(4):
+        cell.setting = hold(number(float("nan")))
+        assert batched(X).isnan().all()
+        kernels.append(list(batched.pipeline.kernel_of.values()))
+    # The first capture took away what one by one had left in the collections.
+    assert all(a is b for other in kernels[2:] for a, b in zip(kernels[1], other, strict=True))
+
+
+def test_settings_without_end(cell, batched):
+    """Collections that hold themselves, deep and long ones, are looked at no further."""
+    loop, deep = [1.0], ()
+    loop.append(loop)
+    for _ in range(5000):
+        deep = (deep,)
+    cell.loop, cell.deep, cell.long = loop, deep, tuple(map(str, range(100_000)))
+    assert_as_one_by_one(batched, cell)
 
 
 def test_what_says_nothing_is_not_compared(cell, batched):

@@ -1,5 +1,7 @@
-"""What an attribute of a module says, as far as bodies read such things: small collections and records of constants by
-their contents; tensors, arrays, functions and classes by what object they are; anything else not at all.
+"""What an attribute of a module says, as far as bodies read such things: collections and records of constants by their
+contents; tensors, arrays, functions and classes by what object they are; anything else not at all.
+
+Tensors that were computed, such as values that a body leaves in an attribute, say nothing.
 """
 
 from __future__ import annotations
@@ -15,10 +17,14 @@ import numpy as np
 import torch
 from torch import nn
 
-SCALARS = (int, float, bool, str, type(None), enum.Enum, torch.dtype)
-OBJECTS = (torch.Tensor, np.ndarray, FunctionType, BuiltinFunctionType, MethodType, type)
+from edbatch.spec import float_bits
+
+SCALARS = (
+    int, float, complex, bool, str, bytes, type(None), enum.Enum, range, np.number, np.bool_, torch.dtype, torch.device,
+)  # fmt: skip
+OBJECTS = (np.ndarray, FunctionType, BuiltinFunctionType, MethodType, type)
 RECORDS = (SimpleNamespace, argparse.Namespace)
-MAX_PARTS = 100  # of a collection; a larger one is data, a vocabulary perhaps, and not looked into
+MAX_PARTS = 300  # of a collection; a larger one is data, a vocabulary perhaps, and not looked into
 INTERNAL = frozenset(nn.Module().__dict__)
 
 
@@ -35,6 +41,13 @@ class Same:
 
     def __hash__(self) -> int:
         return id(self.value)
+
+
+def mark(constant: Any) -> Hashable:
+    """What tells a constant apart from all others, also 1 from True, 0.0 from -0.0, and not NaN from NaN."""
+    if isinstance(constant, float):
+        return type(constant), float_bits(constant)
+    return type(constant), constant.tobytes() if isinstance(constant, np.generic) else constant
 
 
 class _TooLarge(Exception):
@@ -58,20 +71,27 @@ def _describe(value: Any, room: list[int]) -> Hashable | None:
     if room[0] < 0:
         raise _TooLarge
     if isinstance(value, SCALARS):
-        return type(value), value
-    if isinstance(value, OBJECTS):
+        return mark(value)
+    if isinstance(value, OBJECTS) or _is_given(value):
         return Same(value)
     if isinstance(value, RECORDS):
         return type(value), _describe(vars(value), room)
     if dataclasses.is_dataclass(value):
         return type(value), tuple([_describe(getattr(value, f.name, None), room) for f in dataclasses.fields(value)])
     if isinstance(value, dict):
-        return type(value), tuple([(_describe(k, room), _describe(v, room)) for k, v in value.items()])
-    if isinstance(value, list | tuple):
-        return type(value), tuple([_describe(v, room) for v in value])
-    if isinstance(value, set | frozenset):
-        return type(value), frozenset([_describe(v, room) for v in value])
+        items = [(mark(k) if isinstance(k, SCALARS) else Same(k), _describe(v, room)) for k, v in value.items()]
+        return type(value), tuple([item for item in items if item[1] is not None])
+    if isinstance(value, list | tuple | set | frozenset):
+        parts = [says for v in value if (says := _describe(v, room)) is not None]
+        return type(value), frozenset(parts) if isinstance(value, set | frozenset) else tuple(parts)
     return None
+
+
+def _is_given(value: Any) -> bool:
+    """Whether a value is a tensor that was not computed, not even while a body was captured."""
+    if type(value) not in (torch.Tensor, nn.Parameter):
+        return False
+    return value.grad_fn is None and not torch._is_functional_tensor(value)
 
 
 def can_change(value: Any) -> bool:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError, WrongKeyError
-from edbatch.frontend.attributes import SCALARS
+from edbatch.frontend.attributes import SCALARS, mark
 from edbatch.frontend.joining import JoinedTypes
 from edbatch.frontend.kernels import Context
 from edbatch.frontend.piece_bank import PieceBank, Structure
@@ -32,13 +32,11 @@ from edbatch.frontend.piece_differences import difference
 from edbatch.frontend.pieces import PieceRecorder, Types, cut
 from edbatch.frontend.watch import Watch
 from edbatch.planning.layout import Ints
-from edbatch.spec import float_bits
 
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
 MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
-CONSTANTS = (*SCALARS, bytes, np.number, np.bool_)
 Place = Hashable  # of an example: its key; with what its columns hold, if they hold what tells examples apart
 _WITH_COLUMNS = object()  # begins such a place, so that it is nobody's key
 
@@ -174,7 +172,7 @@ class KnownExamples:
         kinds = set(map(type, chain.from_iterable(examples)))
         if kinds <= self._opaque:
             return None
-        if not any(issubclass(kind, (Tensor, list, tuple, *CONSTANTS)) for kind in kinds):
+        if not any(issubclass(kind, (Tensor, list, tuple, *SCALARS)) for kind in kinds):
             self._opaque |= kinds
             return None
         return [tuple(map(_form, example)) for example in examples]
@@ -252,21 +250,14 @@ def _key_of(place: Place) -> Hashable:
 def _form(entry: Any) -> Hashable:
     if isinstance(entry, Tensor):
         return entry.shape, entry.dtype, entry.device
-    if isinstance(entry, CONSTANTS):
-        return _mark(entry)
+    if isinstance(entry, SCALARS):
+        return mark(entry)
     if not isinstance(entry, list | tuple):
         return None
     kinds = set(map(type, entry))
     if kinds <= {int} or kinds <= {str}:  # most lists of constants, in a tenth of the time
         return type(entry), *kinds, *entry
-    return (type(entry), *map(_mark, entry)) if all(issubclass(t, CONSTANTS) for t in kinds) else None
-
-
-def _mark(constant: Any) -> Hashable:
-    """What tells a constant apart from all others, also 1 from True and 0.0 from -0.0."""
-    if isinstance(constant, float):
-        return type(constant), float_bits(constant)
-    return type(constant), constant.tobytes() if isinstance(constant, np.generic) else constant
+    return (type(entry), *map(mark, entry)) if all(issubclass(t, SCALARS) for t in kinds) else None
 
 
 def _put_together(call: Call, recorded: PieceBank) -> None:
@@ -289,7 +280,7 @@ def _marks(keywords: dict[str, Any]) -> Hashable | None:
         if isinstance(leaf, Tensor | nn.Module | FunctionType):
             marks.append(id(leaf))
         elif isinstance(leaf, SCALARS):
-            marks.append(_mark(leaf))
+            marks.append(mark(leaf))
         else:
             return None
     return tuple(marks)

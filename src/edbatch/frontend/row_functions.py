@@ -43,6 +43,8 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
         rows = stack(recorder, args[0]) if dim == 0 and args else None
         return NotImplemented if rows is None else rows
+    if not args:
+        return NotImplemented
     if name in REDUCTIONS and type(args[0]) is Rows and _over_rows(name, args, kwargs):
         return reduce(recorder, name, args[0])
     if name in ("matmul", "mv") and not kwargs:

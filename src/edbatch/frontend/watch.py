@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn.modules import module as _module
 
-from edbatch.frontend.attributes import SCALARS, can_change, describe, settings_of
+from edbatch.frontend.attributes import SCALARS, can_change, describe, mark, settings_of
 from edbatch.frontend.known_calls import same_items
 from edbatch.frontend.marking import numbers_to_tensors
 
@@ -46,8 +46,8 @@ class Watch:
         tensors = [t for m in self._modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
         tensors += self._loose.values()
         self._tensors = [(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors]
-        settings = [value for module in self._modules for _, value in settings_of(module) if can_change(value)]
-        self._settings = [(value, says) for value in settings if (says := describe(value)) is not None]
+        settings = [(value, describe(value)) for module in self._modules for _, value in settings_of(module)]
+        self._settings = [(value, says) for value, says in settings if says is not None and can_change(value)]
         self._state = self._take_state()
 
     def _take_state(self) -> Hashable:
@@ -98,13 +98,17 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 
 def global_hooks() -> list[Any]:
-    return [*_module._global_forward_pre_hooks.values(), *_module._global_forward_hooks.values()]
+    tables = (
+        _module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_pre_hooks,
+        _module._global_backward_hooks,
+    )  # fmt: skip
+    return [hook for table in tables for hook in table.values()]
 
 
 def state_of(module: nn.Module) -> Hashable:
     """What capture reads of a module: mode, hooks, attributes, and which parameters and buffers it has."""
     held = list(module.__dict__.items())  # another thread that records may place children there
-    scalars = tuple((k, type(v), v) for k, v in held if isinstance(v, SCALARS))
+    scalars = tuple((k, mark(v)) for k, v in held if isinstance(v, SCALARS))
     tensors = (*module._parameters.items(), *module._buffers.items())
     owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
     settings = tuple((k, says) for k, v in settings_of(module) if (says := describe(v)) is not None)
