@@ -98,11 +98,9 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 
 def global_hooks() -> list[Any]:
-    tables = (
-        _module._global_forward_pre_hooks, _module._global_forward_hooks, _module._global_backward_pre_hooks,
-        _module._global_backward_hooks,
-    )  # fmt: skip
-    return [hook for table in tables for hook in table.values()]
+    forward = _module._global_forward_pre_hooks, _module._global_forward_hooks
+    backward = _module._global_backward_pre_hooks, _module._global_backward_hooks
+    return [hook for table in (*forward, *backward) if table for hook in table.values()]
 
 
 def state_of(module: nn.Module) -> Hashable:
