@@ -168,10 +168,9 @@ def batch(
             `fn` is, it gives a hashable value, e.g. `key=lambda tree: tree.number`. An example whose key was seen
             before is not recorded again. Parameters, buffers, and tensors given as entries of columns are taken as they
             are then; an entry of a column that is a constant (a number, string, flag) or a list of constants counts as
-            a part of the key.
-            Everything else is frozen by the key: the structure, numbers and tensors found deeper inside examples,
-            closures and globals that `fn` reads, and what else its Python does is not repeated. None as a key: this
-            example is always recorded. `explain()` says how many examples were known.
+            a part of the key. Everything else is frozen by the key: the structure, numbers and tensors found deeper
+            inside examples, closures and globals that `fn` reads, and what else its Python does is not repeated. None
+            as a key: this example is always recorded. `explain()` says how many examples were known.
         debug: record every example although its key is known, and raise an error if that makes a difference.
 
     Returns:

@@ -44,7 +44,7 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     ours = pytree.tree_leaves(batched(*columns, **keywords))
     theirs = pytree.tree_flatten_with_path(batched.one_by_one(*columns, **keywords))[0]
     pairs = [(a, b) for a, (_, b) in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
-    largest: dict[Any, float] = defaultdict(float)  # of the same result of all examples; of a list paths begin with it
+    largest: dict[Any, float] = defaultdict(float)  # of the same result of all examples
     leaves_of = [path[1:] if batched.stack is False else path for path, _ in theirs]
     for leaf, (_, b) in zip(leaves_of, theirs, strict=True):
         largest[leaf] = max(largest[leaf], _scale(b) if isinstance(b, Tensor) else 0.0)

@@ -10,7 +10,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+    register_module_full_backward_pre_hook,
+)
 
 import edbatch
 
@@ -276,6 +280,27 @@ def test_hooks_of_all_modules(cell, register, key):
     finally:
         handle.remove()
     torch.testing.assert_close(assert_as_one_by_one(batched, cell), before)
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")  # torch's, one by one: X requires no gradient
+def test_backward_hooks_of_all_modules(cell, batched):
+    seen = []
+
+    def hook(module, gradients):
+        if type(module) is Gate:
+            seen.append(module)
+            return tuple(g * 2 for g in gradients)
+        return None
+
+    before = torch.autograd.grad(batched(X).sum(), cell.linear.weight)[0]
+    handle = register_module_full_backward_pre_hook(hook)
+    try:
+        assert_as_one_by_one(batched, cell)
+        assert not torch.allclose(before, torch.autograd.grad(batched(X).sum(), cell.linear.weight)[0])
+        assert seen
+    finally:
+        handle.remove()
+    torch.testing.assert_close(before, torch.autograd.grad(batched(X).sum(), cell.linear.weight)[0])
 
 
 class Doubled(Gate):
