@@ -85,14 +85,15 @@ class Batched(nn.Module):
 
     def one_by_one(self, *columns: Any, **keywords: Any) -> Any:
         """The same results by a plain loop over the examples: nothing is recorded or batched. For debugging."""
-        with one_by_one():
-            outputs = [self.fn(*example, **keywords) for example in zip_columns(columns)]
+        outputs = one_by_one(self._loop, columns, keywords)
         return Results.collect(outputs).assemble([], self.stack)
 
     def _inside_another(self, columns: Any, keywords: Any) -> Any:
         """A batched function called while another is recorded: its examples become part of that recording."""
-        outputs = [self.fn(*example, **keywords) for example in zip_columns(columns)]
-        return Results.collect(outputs).assemble([], self.stack)
+        return Results.collect(self._loop(columns, keywords)).assemble([], self.stack)
+
+    def _loop(self, columns: Any, keywords: Any) -> list[Any]:
+        return [self.fn(*example, **keywords) for example in zip_columns(columns)]
 
     def explain(self) -> str:
         """What the last call did and why.

@@ -43,6 +43,7 @@ from edbatch.runtime.backward import BatchedFunction, is_distributed
 from edbatch.runtime.forward import Compiling, Execution, Plan, make_plan
 from edbatch.runtime.needs import Needs, find_needs
 from edbatch.stats import Stats, Stopwatch
+from edbatch.surroundings import Made, Surroundings, inside
 
 _HERE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
 
@@ -73,11 +74,15 @@ class Pipeline:
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
     ) -> tuple[Any, Stats]:
+        return inside((Surroundings(),), self._call, columns, keywords, policy, stack)
+
+    def _call(
+        self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
+    ) -> tuple[Any, Stats]:
         watch = Stopwatch()
         execution, results = self.prepare(columns, keywords, policy, watch)
-        with watch("run"), torch.no_grad(), torch._C._DisableAutocast():
-            execution.run()
-            gathered = [execution.gather(group) for group in results.groups]
+        with watch("run"):
+            gathered = inside((Made(torch._C._DisableAutocast),), _run, execution, results)
         stats = Stats.of(execution.plan, execution.lease.num_bytes, watch.seconds)
         if execution.needs is None:
             execution.lease.release()
@@ -115,8 +120,10 @@ class Pipeline:
 
     def _record_all(self, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         recorder = Recorder(*self._surroundings(keywords))
-        with recording(recorder, self.shortcuts):
-            return self._finished(recorder, self._run(recorder, examples, range(len(examples)), keywords))
+        return recording(recorder, self.shortcuts, self._recorded, recorder, examples, keywords)
+
+    def _recorded(self, recorder: Recorder, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
+        return self._finished(recorder, self._run(recorder, examples, range(len(examples)), keywords))
 
     def _finished(self, recorder: Recorder, outputs: list[Any]) -> tuple[Recording, Results]:
         results = Results.collect(outputs, recorder)
@@ -132,8 +139,7 @@ class Pipeline:
         if call.unknown:
             recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
             try:
-                with recording(recorder, self.shortcuts):
-                    outputs = self._run(recorder, examples, call.unknown, keywords)
+                outputs = recording(recorder, self.shortcuts, self._run, recorder, examples, call.unknown, keywords)
             except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
                 if len(call.unknown) == len(examples):
                     raise
@@ -193,6 +199,12 @@ class Pipeline:
             tensors += self.root.parameters()
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
         return list(BatchedFunction.apply(execution, results.groups, gathered, watch, *inputs))  # type: ignore[no-untyped-call]
+
+
+def _run(execution: Execution, results: Results) -> list[Tensor]:
+    with torch.no_grad():
+        execution.run()
+        return [execution.gather(group) for group in results.groups]
 
 
 def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:

@@ -9,8 +9,6 @@ import torch
 from torch import nn
 
 import edbatch
-from edbatch.frontend import interception
-from edbatch.frontend.known_calls import RECORDS_IN_C, replace_method
 from edbatch.frontend.recorder import Recorder
 
 
@@ -91,52 +89,6 @@ def test_nothing_stays_behind():
         assert not gc.isenabled()
     finally:
         gc.enable()
-
-
-def test_nothing_stays_behind_when_hooks_are_interrupted(monkeypatch):
-    original, put = nn.Module.__call__, interception._Patches._put
-    calls = []
-
-    def interrupted(patches, methods):
-        put(patches, methods)
-        calls.append(methods)
-        if len(calls) == 1:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(interception._Patches, "_put", interrupted)
-    batched = edbatch.batch(nn.Linear(3, 3))
-    with pytest.raises(KeyboardInterrupt):
-        batched(torch.ones(2, 3))
-    assert nn.Module.__call__ is original
-    assert gc.isenabled()
-    assert isinstance(batched(torch.ones(2, 3)), torch.Tensor)
-    assert nn.Module.__call__ is original
-
-
-def test_a_replaced_method_is_that_of_subclasses_at_once():
-    class Base:
-        def __call__(self):
-            return "before"
-
-    class Derived(Base):
-        pass
-
-    class Own(Base):
-        def __call__(self):
-            return "its own"
-
-    def call(thing):
-        return thing()  # one place, where Python remembers what it found
-
-    original = Base.__dict__["__call__"]
-    for method, expected in ((lambda self: "replaced", "replaced"), (original, "before")) * 20:
-        replace_method(Base, "__call__", method)
-        assert [call(cls()) for cls in (Base, Derived, Own, type("New", (Base,), {}))] == [
-            expected, expected, "its own", expected
-        ]  # fmt: skip
-    for cls, name in ((int, "__call__"), (Derived, "__call__")) if RECORDS_IN_C else ((int, "__call__"),):
-        with pytest.raises(TypeError):
-            replace_method(cls, name, original)
 
 
 MORE_FUNCTIONS = {

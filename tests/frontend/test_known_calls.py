@@ -145,7 +145,7 @@ def test_items_that_are_the_same():
 
 WITHOUT = """
 import sys
-sys.modules["edbatch.frontend._calls"] = None
+sys.modules["edbatch.frontend._calls"] = sys.modules["edbatch._inside"] = None
 import torch, edbatch
 from edbatch.frontend.interception import ModuleCall, call_module
 assert ModuleCall(None, call_module) is call_module

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,20 +25,19 @@ from torch._subclasses.fake_tensor import (
     UnsupportedFakeTensorException,
     UnsupportedOperatorException,
 )
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import _disable_current_modes
 
 from edbatch.cells.body import Body, Val
 from edbatch.cells.cutting import Cutting
 from edbatch.cells.fake import FakeMode
-from edbatch.cells.lend import Lend, lending_apply, unassigned
+from edbatch.cells.lend import Lend, Unassigned, lend_applied
 from edbatch.cells.record import InPlace, Recorder
 from edbatch.errors import CaptureError
+from edbatch.hooks import applying, hooked
 from edbatch.spec import Spec
+from edbatch.surroundings import Made, Surroundings, functionalize, inside, is_functionalizing
 
-_LOCK = (
-    threading.RLock()
-)  # fake tensors, decompositions and the patched `Function.apply` are not for two threads at once
+_LOCK = threading.RLock()  # fake tensors and decompositions are not for two threads at once
 
 
 @dataclass(frozen=True)
@@ -73,7 +72,7 @@ class _Trace:
 
     def input(self, kind: str, spec: Spec, stride: Any = None, requires_grad: bool = False) -> torch.Tensor:
         """A new leaf of the trace."""
-        with _disable_current_modes(), _functionalized(False), self.fake:
+        with _disable_current_modes(), _Functionalized(False), self.fake:
             if stride is None:
                 tensor = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
             else:
@@ -111,13 +110,12 @@ class _Trace:
 
     def run(self, function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
         grad = torch.is_grad_enabled()
-        with self.fake, self.recorder, _functionalized(self.functional):
+        with self.fake, self.recorder, _Functionalized(self.functional):
             leaves = [self.input("row", spec, requires_grad=grad and spec.is_float) for spec in rows]
             self.shared += [self.input("shared", spec, requires_grad=grad and spec.is_float) for spec in shared]
             given = [x.clone() if x.requires_grad else x for x in leaves]  # a leaf could not be written in place at all
             explicit = list(self.shared)
-            with unassigned(function, self.is_ours), self._lending():
-                result = function(*given, *explicit)
+            result = inside((Unassigned(function, self.is_ours),), self._run_lending, function, *given, *explicit)
             flat, tree = pytree.tree_flatten(result)
             outs = [self.stand_in(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
             self._check_mutation(given)
@@ -130,14 +128,15 @@ class _Trace:
         seen = frozenset(self.cutting.seen if self.cutting is not None else ())
         return Captured(body, tuple(self.bound.values()), constants, tree, sparse, seen, ahead)
 
-    @contextmanager
-    def _lending(self) -> Iterator[None]:
+    def _run_lending(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+        """The function's result; real tensors that it uses are replaced by stand-ins."""
         if self.cutting is None:
-            with self.lend, lending_apply(self.stand_in):
-                yield
-        else:
-            with self.cutting, self.lend, lending_apply(self.stand_in, self.cutting.applied):
-                yield
+            applying.set(partial(lend_applied, self.stand_in))
+            with self.lend:
+                return function(*inputs)
+        applying.set(partial(lend_applied, self.stand_in, applied=self.cutting.applied))
+        with self.cutting, self.lend:
+            return function(*inputs)
 
     def _body(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], retain: bool = False) -> Body:
         """The body that computes `outs`, and from their gradients those of `leaves` (the first rows) and of shared
@@ -189,11 +188,15 @@ def capture(
     Raises:
         CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
     """
-    grad = torch.is_grad_enabled()
-    with (
-        _LOCK, _disable_current_modes(), torch.inference_mode(False), torch.set_grad_enabled(grad),
-        _no_autocast_cache(), sdpa_kernel(SDPBackend.MATH), _no_log(),
-    ):  # fmt: skip
+    contexts = _LOCK, Surroundings(applying), Made(torch._C._InferenceMode, False), _Undisturbed(), hooked()
+    return inside(contexts, _capture, function, rows, shared, cuts, torch.is_grad_enabled())
+
+
+def _capture(
+    function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec], cuts: Collection[int] | None, grad: bool
+) -> Captured:
+    torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
+    with _disable_current_modes(), torch.set_grad_enabled(grad):
         try:
             try:
                 return _Trace(functional=False, cuts=cuts).run(function, rows, shared)
@@ -209,42 +212,41 @@ def capture(
             raise CaptureError(f"an op without shape inference ({error})") from error
 
 
-@contextmanager
-def _functionalized(on: bool) -> Iterator[None]:
-    """Turns torch's functionalization on or off: in-place ops then reach the recorder as functional ones."""
-    before = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
-    _set_functionalization(on)
-    try:
-        yield
-    finally:
-        _set_functionalization(before)
+class _Undisturbed:
+    """A context in which attention is plain products, hooks for saved tensors are not called, and fake tensors that do
+    not fit together are an error alone, without the page that torch logs of it."""
+
+    def __enter__(self) -> None:
+        log, cuda = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.cuda
+        self._log, self._was_quiet = log, log.disabled
+        self._attention = [
+            (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
+            (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),  # type: ignore[no-untyped-call]
+            (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),  # type: ignore[no-untyped-call]
+            (cuda.enable_math_sdp, cuda.math_sdp_enabled()),  # type: ignore[no-untyped-call]
+        ]
+        self._was_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+        log.disabled = True
+        for enable, _ in self._attention:
+            enable(enable is cuda.enable_math_sdp)
+
+    def __exit__(self, *error: Any) -> None:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(self._was_tracing)
+        self._log.disabled = self._was_quiet
+        for enable, was_enabled in self._attention:
+            enable(was_enabled)
 
 
-def _set_functionalization(on: bool) -> None:
-    if on != torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize):
-        if on:
-            torch._enable_functionalization(reapply_views=True)
-        else:
-            torch._disable_functionalization()  # type: ignore[no-untyped-call]
+class _Functionalized:
+    """A context in which torch's functionalization is on or off: in-place ops then reach the recorder as functional
+    ones."""
 
+    def __init__(self, on: bool):
+        self._on = on
 
-@contextmanager
-def _no_log() -> Iterator[None]:
-    """torch logs a page whenever fake tensors do not fit together; the error alone tells the user."""
-    log = logging.getLogger("torch._subclasses.fake_tensor")
-    before, log.disabled = log.disabled, True
-    try:
-        yield
-    finally:
-        log.disabled = before
+    def __enter__(self) -> None:
+        self._before = is_functionalizing()
+        functionalize(self._on)
 
-
-@contextmanager
-def _no_autocast_cache() -> Iterator[None]:
-    """Autocast must not remember casts of stand-ins."""
-    before = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)
-    try:
-        yield
-    finally:
-        torch.set_autocast_cache_enabled(before)
+    def __exit__(self, *error: Any) -> None:
+        functionalize(self._before)

@@ -13,8 +13,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +31,7 @@ from edbatch.cells.pointwise import DTYPES
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
+from edbatch.surroundings import inside
 
 aten = torch.ops.aten
 MAX_OPS = 600
@@ -67,20 +67,18 @@ def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str
         raise TooLong(
             f"it has {len(program.ops)} ops, and kernels of more than {MAX_OPS} would be compiled for minutes"
         )
-    with _deep_bodies():
-        return _Fuser(body, program, reads, exact_math).emit(name)
+    return inside((_LOCK, _DeepBodies()), lambda: _Fuser(body, program, reads, exact_math).emit(name))
 
 
-@contextmanager
-def _deep_bodies() -> Iterator[None]:
-    """Texts of elements are put together by recursion, as deep as the longest chain of ops."""
-    with _LOCK:
-        before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(before, MAX_DEPTH))
-        try:
-            yield
-        finally:
-            sys.setrecursionlimit(before)
+class _DeepBodies:
+    """A context in which texts of elements can be put together by recursion, as deep as the longest chain of ops."""
+
+    def __enter__(self) -> None:
+        self._before = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(self._before, MAX_DEPTH))
+
+    def __exit__(self, *error: Any) -> None:
+        sys.setrecursionlimit(self._before)
 
 
 class _Fuser(FusedProducts):

@@ -8,9 +8,7 @@ module.
 from __future__ import annotations
 
 import operator
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,43 +47,40 @@ class Lend(TorchFunctionMode):
         return args, kwargs
 
 
-@contextmanager
-def lending_apply(
-    stand_in: Callable[[torch.Tensor], torch.Tensor], applied: Callable[[Callable[[], Any]], Any] = operator.call
-) -> Iterator[None]:
-    """torch-function modes do not see `autograd.Function.apply`, so for this thread it lends stand-ins by itself.
+def lend_applied(
+    stand_in: Callable[[torch.Tensor], torch.Tensor],
+    function: Callable[..., Any],
+    args: Any,
+    kwargs: Any,
+    applied: Callable[[Callable[[], Any]], Any] = operator.call,
+) -> Any:
+    """A call of `autograd.Function.apply`, which torch-function modes do not see, with stand-ins.
 
     `applied(call)` makes the call and may change its result.
     """
-    original = torch.autograd.Function.__dict__["apply"]
-    thread = threading.get_ident()
-
-    def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-        if threading.get_ident() != thread:
-            return original.__get__(None, cls)(*args, **kwargs)
-        with torch._C.DisableTorchFunction():
-            args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
-        return applied(lambda: original.__get__(None, cls)(*args, **kwargs))
-
-    torch.autograd.Function.apply = classmethod(apply)  # type: ignore[assignment,method-assign]
-    try:
-        yield
-    finally:
-        torch.autograd.Function.apply = original  # type: ignore[method-assign]
+    with torch._C.DisableTorchFunction():
+        args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+    return applied(lambda: function(*args, **kwargs))
 
 
-@contextmanager
-def unassigned(function: Any, is_ours: Callable[[torch.Tensor], bool]) -> Iterator[None]:
-    """Undoes and refuses assignments of traced values to attributes of the modules that a function is made of."""
-    modules = [m for root in _modules(function) for m in root.modules()]
-    places = [d for m in modules for d in (m.__dict__, m._parameters, m._buffers)]
-    before = [dict(d) for d in places]
-    try:
-        yield
-    finally:
+class Unassigned:
+    """A context at whose end assignments of traced values to attributes of a function's modules are undone, and
+    refused."""
+
+    def __init__(self, function: Any, is_ours: Callable[[torch.Tensor], bool]):
+        self._is_ours = is_ours
+        modules = [m for root in _modules(function) for m in root.modules()]
+        self._places = [d for m in modules for d in (m.__dict__, m._parameters, m._buffers)]
+
+    def __enter__(self) -> None:
+        self._before = [dict(d) for d in self._places]
+
+    def __exit__(self, *error: Any) -> None:
         assigned = []
-        for now, old in zip(places, before, strict=True):
-            ours = [k for k, v in now.items() if isinstance(v, torch.Tensor) and v is not old.get(k) and is_ours(v)]
+        for now, old in zip(self._places, self._before, strict=True):
+            ours = [
+                k for k, v in now.items() if isinstance(v, torch.Tensor) and v is not old.get(k) and self._is_ours(v)
+            ]
             for key in ours:
                 now.pop(key)
                 now.update({key: old[key]} if key in old else {})

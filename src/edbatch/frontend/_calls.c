@@ -421,19 +421,6 @@ static PyTypeObject ModuleCallType = {
     .tp_descr_get = module_call_get,
 };
 
-/* A method of a class of Python's own is replaced by another. Setting the attribute would also look at all subclasses, of
-which nn.Module has hundreds, for the C function behind it; that stays the same, the one that looks the name up. */
-static PyObject *replace_method(PyObject *module, PyObject *args) {
-    PyTypeObject *type;
-    PyObject *name, *method;
-    if (!PyArg_ParseTuple(args, "O!UO", &PyType_Type, &type, &name, &method)) return NULL;
-    if (!PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE) || PyDict_GetItemWithError(type->tp_dict, name) == NULL)
-        return PyErr_Format(PyExc_TypeError, "%R has no method %R of its own", type, name);
-    if (PyDict_SetItem(type->tp_dict, name, method) < 0) return NULL;
-    PyType_Modified(type);
-    Py_RETURN_NONE;
-}
-
 /* Whether dicts hold what they held, object by object: items[i] has the keys and values of dicts[i] in turn. */
 static PyObject *same_items(PyObject *module, PyObject *args) {
     PyObject *dicts, *items, *key, *value;
@@ -453,7 +440,6 @@ static PyObject *same_items(PyObject *module, PyObject *args) {
 /* ---- the module */
 
 static PyMethodDef functions[] = {
-    {"replace_method", replace_method, METH_VARARGS, "replace_method(class, name, method)"},
     {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
     {NULL},
 };

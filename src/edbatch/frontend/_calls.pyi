@@ -43,8 +43,5 @@ class ModuleCall:
     def __init__(self, active: ContextVar[Any], otherwise: Callable[..., Any], /) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
-def replace_method(cls: type, name: str, method: Any, /) -> None:
-    """`setattr` of a special method that a class has, by another one of Python's own; quick with many subclasses."""
-
 def same_items(dicts: list[dict[Any, Any]], items: list[tuple[Any, ...]], /) -> bool:
     """Whether dicts hold what they held, object by object: their keys and values in turn."""

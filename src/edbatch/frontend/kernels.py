@@ -7,10 +7,9 @@ parameters, mode, hooks and attributes. Closures and globals that a cell reads a
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -20,11 +19,13 @@ from torch import nn
 from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import CaptureError, RecordingError
+from edbatch.frontend.attributes import Same
 from edbatch.frontend.marking import CellFunction, CellOptions, options_of, static_positions
 from edbatch.frontend.paths import Paths
 from edbatch.frontend.type_set import NodeType
 from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
 from edbatch.spec import Spec
+from edbatch.surroundings import Surroundings, inside
 
 HOOKS = "a module of the cell has hooks, which must see every call"
 WHOLE_SEQUENCE = (
@@ -75,7 +76,7 @@ class KernelCache:
     def __init__(self, paths: Paths):
         self.paths = paths
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
-        self._cells: dict[tuple[Any, ...], tuple[Watch, Cell]] = {}
+        self._cells: dict[tuple[int, ...], tuple[Watch, Cell]] = {}  # by identities of targets and owners
         self._lock = threading.RLock()
 
     def cell(self, target: Any, owners: Sequence[nn.Module] = ()) -> Cell | None:
@@ -84,16 +85,19 @@ class KernelCache:
         Args:
             owners: modules among the arguments of a marked function, such as the `self` of a marked method.
         """
-        with self._lock:
-            known = self._cells.get((target, *owners))
-            if known is not None and known[0].is_unchanged():
-                return known[1]
-            found = self._look_at(target, owners)
-            if found is not None and not found.static and isinstance(target, nn.Module):
-                self._cells[target, *owners] = Watch([target]), found
-                if len(self._cells) > MAX_TARGETS:
-                    del self._cells[next(iter(self._cells))]
-            return found
+        return inside((self._lock,), self._cell, target, owners)
+
+    def _cell(self, target: Any, owners: Sequence[nn.Module]) -> Cell | None:
+        key = tuple(map(id, (target, *owners)))
+        known = self._cells.get(key)
+        if known is not None and known[0].is_unchanged():
+            return known[1]
+        found = self._look_at(target, owners)
+        if found is not None and not found.static and isinstance(target, nn.Module):
+            self._cells[key] = Watch([target]), found  # which keeps it alive: its id is not another's
+            if len(self._cells) > MAX_TARGETS:
+                del self._cells[next(iter(self._cells))]
+        return found
 
     def _look_at(self, target: Any, owners: Sequence[nn.Module]) -> Cell | None:
         options = options_of(target)
@@ -126,22 +130,34 @@ class KernelCache:
         alone: str | None = None,
     ) -> Kernel:
         """The kernel of a signature, captured when it is new; with a reason `alone`, one that runs one by one."""
-        with self._lock:
-            states = self._kernels.pop(target, {})
-            self._kernels[target] = states  # the target used last is kept longest
-            if len(self._kernels) > MAX_TARGETS:
-                del self._kernels[next(iter(self._kernels))]
-            state = cell.state if cell is not None else ()
-            kernels = states.pop(state, {})
-            states[state] = kernels  # the state used last is kept longest
-            if len(states) > MAX_STATES:
-                del states[next(iter(states))]
-            found = kernels.get(key)
-            if found is None:
-                if len(kernels) >= MAX_KERNELS:
-                    del kernels[next(iter(kernels))]
-                found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), alone)
-            return found
+        return inside((self._lock,), self._kernel, function, rows, shared, key, target, cell, alone)
+
+    def _kernel(
+        self,
+        function: Callable[..., Any],
+        rows: tuple[Spec, ...],
+        shared: tuple[Spec, ...],
+        key: Hashable,
+        target: Any,
+        cell: Cell | None,
+        alone: str | None,
+    ) -> Kernel:
+        name = Same(target) if isinstance(target, nn.Module) else target
+        states = self._kernels.pop(name, {})
+        self._kernels[name] = states  # the target used last is kept longest
+        if len(self._kernels) > MAX_TARGETS:
+            del self._kernels[next(iter(self._kernels))]
+        state = cell.state if cell is not None else ()
+        kernels = states.pop(state, {})
+        states[state] = kernels  # the state used last is kept longest
+        if len(states) > MAX_STATES:
+            del states[next(iter(states))]
+        found = kernels.get(key)
+        if found is None:
+            if len(kernels) >= MAX_KERNELS:
+                del kernels[next(iter(kernels))]
+            found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), alone)
+        return found
 
 
 def _capture(
@@ -177,26 +193,29 @@ def _capture(
         raise failure
     parameters = cell.parameters if cell is not None else ()
     grad = Context.current().grad
-    with _undisturbed(cell.modules if cell is not None else ()):
-        return EagerKernel(function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
+    make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
+    return inside((Surroundings(), _Undisturbed(cell.modules if cell is not None else ())), make)
 
 
-@contextmanager
-def _undisturbed(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """A cell is run once to learn its shapes: hooks do not see that run, and buffers are as before after it."""
-    tables = [table for module in modules for table in hook_tables(module)]
-    hooks = [dict(table) for table in tables]
-    buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
-    values = [buffer.clone() for buffer in buffers]
-    for table in tables:
-        table.clear()
-    try:
-        yield
-    finally:
-        for table, before in zip(tables, hooks, strict=True):
+class _Undisturbed:
+    """A context in which a cell is run once to learn its shapes: hooks do not see that run, and buffers are as before
+    after it."""
+
+    def __init__(self, modules: Sequence[nn.Module]):
+        self._tables = [table for module in modules for table in hook_tables(module)]
+        self._buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+
+    def __enter__(self) -> None:
+        self._hooks = [dict(table) for table in self._tables]
+        self._values = [buffer.clone() for buffer in self._buffers]
+        for table in self._tables:
+            table.clear()
+
+    def __exit__(self, *error: Any) -> None:
+        for table, before in zip(self._tables, self._hooks, strict=True):
             table.update(before)
         with torch.no_grad():
-            for buffer, value in zip(buffers, values, strict=True):
+            for buffer, value in zip(self._buffers, self._values, strict=True):
                 buffer.copy_(value)
 
 

@@ -19,7 +19,7 @@ from edbatch.frontend.lazy import Lazy, PendingSum
 from edbatch.spec import float_bits
 
 try:
-    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, replace_method, same_items
+    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, same_items
 
     RECORDS_IN_C = True
 except ImportError:
@@ -42,8 +42,6 @@ except ImportError:
     def ModuleCall(active: Any, otherwise: Any) -> Any:  # type: ignore[no-redef]
         return otherwise
 
-    replace_method = setattr
-
     def same_items(dicts: Any, items: Any) -> bool:  # type: ignore[misc]
         held = [tuple(chain.from_iterable(d.items())) for d in dicts]
         return list(map(len, held)) == list(map(len, items)) and all(map(is_, chain(*held), chain(*items)))
@@ -52,8 +50,7 @@ except ImportError:
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "replace_method", "same_items",
-           "signature_of"]  # fmt: skip
+__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "same_items", "signature_of"]  # fmt: skip
 
 
 class _NoValue:

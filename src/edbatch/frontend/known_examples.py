@@ -32,6 +32,7 @@ from edbatch.frontend.piece_differences import difference
 from edbatch.frontend.pieces import PieceRecorder, Types, cut
 from edbatch.frontend.watch import Watch
 from edbatch.planning.layout import Ints
+from edbatch.surroundings import inside
 
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
@@ -91,6 +92,7 @@ class KnownExamples:
         self._worlds: list[World] = []  # the one used last comes last
         self._clock = count()
         self._given_up = ""
+        self._is_whole = True  # else an interrupt came while pieces were being kept, and none of them is used
         self._lock = threading.RLock()
 
     def look_up(self, examples: Sequence[Sequence[Any]], keywords: dict[str, Any]) -> Call | None:
@@ -103,42 +105,53 @@ class KnownExamples:
         places: list[Place] = (
             keys if forms is None else [(_WITH_COLUMNS, *both) for both in zip(keys, forms, strict=True)]
         )
-        with self._lock:
-            world = self._world((Context.current(), torch.is_inference_mode_enabled(), marks), keywords)
-            bank, number_of = world.bank, world.numbers
-            known = [number_of.get(place, -1) for place in places]
-            unknown: Sequence[int] = [i for i, number in enumerate(known) if number < 0] if min(known) < 0 else []
-            numbers = np.array(known, dtype=np.int64)
-            bank.last_used[numbers[numbers >= 0] if unknown else numbers] = next(self._clock)
-            reasons = Counter([self._reason(keys[i], world) for i in unknown]) if unknown else {}
-        unknown = range(len(examples)) if self.debug else unknown
-        self.report = f"key: {len(examples) - len(unknown)} of {len(examples)} examples were known"
+        return inside((self._lock,), self._look_up, keys, places, marks, keywords)
+
+    def _look_up(self, keys: list[Hashable], places: list[Place], marks: Hashable, keywords: dict[str, Any]) -> Call:
+        if not self._is_whole:
+            self._worlds.clear()
+            self._is_whole = True
+        world = self._world((Context.current(), torch.is_inference_mode_enabled(), marks), keywords)
+        bank, number_of = world.bank, world.numbers
+        known = [number_of.get(place, -1) for place in places]
+        unknown: Sequence[int] = [i for i, number in enumerate(known) if number < 0] if min(known) < 0 else []
+        numbers = np.array(known, dtype=np.int64)
+        bank.last_used[numbers[numbers >= 0] if unknown else numbers] = next(self._clock)
+        reasons = Counter([self._reason(keys[i], world) for i in unknown]) if unknown else {}
+        unknown = range(len(keys)) if self.debug else unknown
+        self.report = f"key: {len(keys) - len(unknown)} of {len(keys)} examples were known"
         self.report += "".join(f"; {n} {reason}" for reason, n in reasons.items())
         return Call(world, keys, places, unknown, bank, numbers)
 
     def take(self, call: Call, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
-        recorded = [examples[i] for i in call.unknown]
-        with self._lock:
-            bank = cut(recorder, recorded, call.world.types)
-            if bank is None:
-                self.give_up()
-                return False
-            if not call.world.watch.is_unchanged():
-                recorder.changes[:] = [change or CHANGES_STATE for change in recorder.changes]
-            self._keep(call, bank, self._lasting(call, bank, recorder.changes))
-            self._watch(call.world, recorder)
+        bank = inside((self._lock,), self._take, call, recorder, [examples[i] for i in call.unknown])
+        if bank is None:
+            return False
         _put_together(call, bank)
         changes = Counter(filter(None, recorder.changes))
         self.report += "".join(f"; {n} will always be recorded: {change}" for change, n in changes.items())
         return True
 
+    def _take(self, call: Call, recorder: PieceRecorder, recorded: Sequence[Sequence[Any]]) -> PieceBank | None:
+        bank = cut(recorder, recorded, call.world.types)
+        if bank is None:
+            self.give_up()
+            return None
+        if not call.world.watch.is_unchanged():
+            recorder.changes[:] = [change or CHANGES_STATE for change in recorder.changes]
+        lasting = self._lasting(call, bank, recorder.changes)
+        self._is_whole = False  # until all of it is kept
+        self._keep(call, bank, lasting)
+        self._watch(call.world, recorder)
+        self._is_whole = True
+        return bank
+
     def give_up(self) -> None:
         """Examples of this function use each other's values: an example that is not recorded has none."""
-        with self._lock:
-            self._given_up = "key is not used: an example uses values of another one of its mini-batch"
-            self.report = self._given_up
-            self._worlds.clear()
+        self._given_up = "key is not used: an example uses values of another one of its mini-batch"
+        self.report = self._given_up
+        self._worlds.clear()
 
     def _reason(self, key: Hashable, world: World) -> str:
         """Why an example is not known, for people."""

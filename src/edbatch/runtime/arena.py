@@ -5,12 +5,13 @@ from __future__ import annotations
 import bisect
 import math
 import threading
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import torch
 
 from edbatch.spec import Spec
+from edbatch.surroundings import Made, inside
 
 ALIGNMENT = 64  # bytes, of every tensor
 CPU = torch.device("cpu")
@@ -34,24 +35,31 @@ class Pool:
     def take(self, size: int, device: torch.device) -> torch.Tensor:
         """A buffer of at least `size` bytes, and not more than twice as many."""
         size = _round_up(size)
-        with self._lock:
-            free = self._free.get(device, [])
-            at = bisect.bisect_left(free, size, key=torch.Tensor.numel)
-            if at < len(free) and free[at].numel() <= 2 * size:
-                return free.pop(at)
-        with torch.inference_mode(False):  # a tensor made in inference mode could not be written outside it
-            return torch.empty(size, dtype=torch.uint8, device=device)
+        found = inside((self._lock,), self._find, size, device)
+        if found is not None:
+            return found
+        make = partial(torch.empty, dtype=torch.uint8, device=device)
+        return inside(
+            (Made(torch._C._InferenceMode, False),), make, size
+        )  # else it could not be written outside that mode
+
+    def _find(self, size: int, device: torch.device) -> torch.Tensor | None:
+        free = self._free.get(device, [])
+        at = bisect.bisect_left(free, size, key=torch.Tensor.numel)
+        return free.pop(at) if at < len(free) and free[at].numel() <= 2 * size else None
 
     def give(self, buffers: list[torch.Tensor]) -> None:
         """Take buffers back; at most twice what the largest mini-batch needed is kept, the larger buffers first."""
-        with self._lock:
-            self._largest = max(self._largest, sum(map(torch.Tensor.numel, buffers)))
-            for buffer in buffers:
-                bisect.insort(self._free.setdefault(buffer.device, []), buffer, key=torch.Tensor.numel)
-            for free in list(self._free.values()):
-                excess = sum(map(torch.Tensor.numel, free)) - 2 * self._largest
-                while excess > 0:
-                    excess -= free.pop(0).numel()
+        inside((self._lock,), self._take_back, buffers)
+
+    def _take_back(self, buffers: list[torch.Tensor]) -> None:
+        self._largest = max(self._largest, sum(map(torch.Tensor.numel, buffers)))
+        for buffer in buffers:
+            bisect.insort(self._free.setdefault(buffer.device, []), buffer, key=torch.Tensor.numel)
+        for free in list(self._free.values()):
+            excess = sum(map(torch.Tensor.numel, free)) - 2 * self._largest
+            while excess > 0:
+                excess -= free.pop(0).numel()
 
     def __reduce__(self) -> tuple[type[Pool], tuple[()]]:
         return Pool, ()

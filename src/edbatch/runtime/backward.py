@@ -18,6 +18,7 @@ from edbatch.frontend.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.forward import Execution
 from edbatch.runtime.launch import Binding, adding_back
+from edbatch.surroundings import Made, inside
 
 LARGE = 1 << 21  # bytes of an arena; to find out what needs no zeros takes as long as to write some
 
@@ -30,6 +31,7 @@ class BatchedFunction(torch.autograd.Function):
         ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], watch: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.execution, ctx.groups, ctx.watch = execution, groups, watch
+        ctx.ids = list(map(id, inputs))  # the plan keeps them alive
         ctx.save_for_backward(*inputs)  # torch then checks that no parameter was changed in between
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[r for r, group in zip(results, groups, strict=True) if not group.needs_grad])
@@ -43,19 +45,20 @@ class BatchedFunction(torch.autograd.Function):
                 "further. For a gradient penalty or another second-order gradient use batched.one_by_one(...) for that "
                 "part of the loss"
             )
-        inputs = ctx.saved_tensors
+        inputs = ctx.saved_tensors  # copies of them, perhaps, if there are hooks for saved tensors
         execution: Execution = ctx.execution
-        with ctx.watch("backward"), torch._C._DisableAutocast():
-            gradients = backward(execution, ctx.groups, grads, inputs)
+        with ctx.watch("backward"):
+            total = inside((Made(torch._C._DisableAutocast),), backward, execution, ctx.groups, grads)
+        gradients = [total.get(i) for i in ctx.ids]
+        if is_distributed():
+            gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients, strict=True)]
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             execution.lease.release()
         return None, None, None, None, *gradients
 
 
-def backward(
-    execution: Execution, groups: list[Group], grads: Sequence[Tensor | None], inputs: Sequence[Tensor]
-) -> list[Tensor | None]:
-    """The gradients of `inputs`, given those of the results."""
+def backward(execution: Execution, groups: list[Group], grads: Sequence[Tensor | None]) -> dict[int, Tensor]:
+    """The gradients of all that needs one and is reached, by identity, given those of the results."""
     lease = Lease(execution.lease.pool, "gradients")
     arenas, ways = _gradient_arenas(execution, lease, groups)
     for group, gradient in zip(groups, grads, strict=True):
@@ -81,10 +84,7 @@ def backward(
     total = _finish(execution, arenas, deferred, sums, is_reached)
     _outside_gradients(execution, arenas, total)
     lease.release()
-    gradients = [total.get(id(tensor)) for tensor in inputs]
-    if not is_distributed():
-        return gradients
-    return [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients, strict=True)]
+    return total
 
 
 def is_distributed() -> bool:

@@ -1,0 +1,70 @@
+"""What `_inside.c` makes, in Python: for installations without a C compiler. Ctrl-C breaks it now and then."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, ClassVar, TypeVar
+
+T = TypeVar("T")
+
+
+def inside(contexts: tuple[Any, ...], function: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        return function(*args, **kwargs)
+
+
+class Stay:
+    _lock: ClassVar = threading.RLock()
+    _in_place: ClassVar[tuple[tuple[Any, str, Any, Any], ...]] = ()
+    _num_stays: ClassVar[int] = 0
+    _num_pauses: ClassVar[int] = 0
+    _was_collecting: ClassVar[bool] = False
+
+    def __init__(self, places: tuple[Any, ...], shortcuts: tuple[Any, ...] | None = None):
+        self._places, self._shortcuts = places, shortcuts
+        self._placed: list[Any] = []
+        self._is_begun = False
+
+    def __enter__(self) -> None:
+        with Stay._lock:
+            places = self._places
+            self._is_begun = True
+            Stay._num_stays += 1
+            if Stay._num_stays == 1:
+                Stay._in_place = places
+                for holder, name, _, ours in places:
+                    setattr(holder, name, ours)
+            if self._shortcuts is not None:
+                Stay._num_pauses += 1
+                if Stay._num_pauses == 1:
+                    Stay._was_collecting = gc.isenabled()
+                    gc.disable()
+                self._placed = [entry for entry in self._shortcuts if entry[1] not in entry[0]]
+                for held, key, value in self._placed:
+                    held[key] = value
+
+    def __exit__(self, *error: Any) -> None:
+        with Stay._lock:
+            if not self._is_begun:
+                return
+            self._is_begun = False
+            for held, key, value in self._placed:
+                if held.get(key) is value:
+                    del held[key]
+            Stay._num_stays -= 1
+            for holder, name, original, ours in Stay._in_place if Stay._num_stays == 0 else ():
+                if vars(holder)[name] is ours:
+                    setattr(holder, name, original)
+            if self._shortcuts is not None:
+                Stay._num_pauses -= 1
+                if Stay._num_pauses == 0 and Stay._was_collecting:
+                    gc.enable()
+
+    def __del__(self) -> None:
+        if vars(self).get("_is_begun"):
+            self.__exit__()

@@ -1,0 +1,104 @@
+"""What surrounds a call is as it was when the call ends, whatever interrupts it.
+
+Ctrl-C may come between any two instructions of Python: also after a change and before the `try` that takes it back, or
+at the end of a `with`. `inside(contexts, function, …)` is a `with` that nothing comes in between, written in C. A
+context that is left by it may be left again, when the first try was interrupted. Without a C compiler at installation
+an ordinary `with` does, which Ctrl-C breaks now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+try:
+    from edbatch._inside import Stay, inside
+except ImportError:
+    from edbatch.inside_in_python import Stay, inside  # type: ignore[assignment]
+
+__all__ = ["Made", "Stay", "Surroundings", "functionalize", "inside", "is_functionalizing"]
+DEVICES = ("cpu", "cuda")
+FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
+
+
+class Surroundings:
+    """A context: modes of torch in this thread, and context variables, are after it what they were before.
+
+    What is a mode: grad mode, autocast, the default dtype, functionalization, and modes that see torch's functions and
+    ops.
+    """
+
+    def __init__(self, *variables: ContextVar[Any]):
+        self._variables = variables
+
+    def __enter__(self) -> None:
+        self._values = [variable.get() for variable in self._variables]
+        self._num_modes = torch._C._len_torch_function_stack()
+        self._dispatch_modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
+        self._grad = torch.is_grad_enabled()
+        self._dtype = torch.get_default_dtype()
+        self._autocast = _autocast()
+        self._functionalizes = is_functionalizing()
+
+    def __exit__(self, *error: Any) -> None:
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.set(value)
+        while torch._C._len_torch_function_stack() > self._num_modes:
+            torch._C._pop_torch_function_stack()
+        if torch._C._len_torch_dispatch_stack() or self._dispatch_modes:
+            self._restore_dispatch_modes()
+        functionalize(self._functionalizes)
+        if torch.is_grad_enabled() != self._grad:
+            torch._C._set_grad_enabled(self._grad)
+        if torch.get_default_dtype() is not self._dtype:
+            torch.set_default_dtype(self._dtype)
+        if _autocast() != self._autocast:
+            torch.set_autocast_cache_enabled(self._autocast[0])
+            for device, (is_on, dtype) in zip(DEVICES, self._autocast[1:], strict=True):
+                torch.set_autocast_enabled(device, is_on)
+                torch.set_autocast_dtype(device, dtype)
+
+    def _restore_dispatch_modes(self) -> None:
+        now = _get_current_dispatch_mode_stack()
+        if [id(mode) for mode in now] != [id(mode) for mode in self._dispatch_modes]:
+            for _ in now:
+                _pop_mode()
+            for mode in self._dispatch_modes:
+                _push_mode(mode)
+
+
+class Made:
+    """A context of torch's own that acts as soon as it is made: it is made when this one is entered."""
+
+    def __init__(self, make: Callable[..., Any], *args: Any):
+        self._make, self._args = make, args
+
+    def __enter__(self) -> None:
+        (made := self._make(*self._args)).__enter__()
+        self._made = made
+
+    def __exit__(self, *error: Any) -> None:
+        self._made.__exit__(None, None, None)
+
+
+def _autocast() -> tuple[Any, ...]:
+    return torch.is_autocast_cache_enabled(), *[
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES
+    ]
+
+
+def is_functionalizing() -> bool:
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(FUNCTIONALIZE))
+
+
+def functionalize(on: bool) -> None:
+    """Turns torch's functionalization on or off in this thread: in-place ops are then made functional."""
+    if on != is_functionalizing():
+        if on:
+            torch._enable_functionalization(reapply_views=True)
+        else:
+            torch._disable_functionalization()  # type: ignore[no-untyped-call]
