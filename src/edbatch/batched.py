@@ -41,7 +41,13 @@ class Batched(nn.Module):
     """
 
     fn: Callable[..., Any]
+    policy: Policy
+    stack: bool | str
+    compiling: Compiling
     key: Callable[..., Hashable] | None
+    debug: bool
+    stats: Stats | None
+    _pipeline: Pipeline | None
 
     def __init__(
         self,
@@ -59,14 +65,22 @@ class Batched(nn.Module):
             for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 self.__dict__[name] = owner.__dict__[name]
             self.training = owner.training
-        self.__dict__["fn"] = fn  # not as a submodule: its parameters are ours already
-        self.policy = policy
-        self.stack = stack
-        self.compiling = compiling
-        self.__dict__["key"] = key  # not as a submodule, if it is a module
-        self.debug = debug
-        self.stats: Stats | None = None
-        self._pipeline: Pipeline | None = None
+        self.fn, self.policy, self.stack, self.compiling, self.key, self.debug = (
+            fn,
+            policy,
+            stack,
+            compiling,
+            key,
+            debug,
+        )
+        self.stats = self._pipeline = None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """What is ours is never registered, for the dictionaries of what is registered are those of the model."""
+        if name in Batched.__annotations__:
+            object.__setattr__(self, name, value)
+        else:
+            super().__setattr__(name, value)
 
     def forward(self, *columns: Any, **keywords: Any) -> Any:
         """The results of `fn` on every example: positional arguments are columns, keywords are shared."""

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from edbatch.batched import Batched, batch
 from edbatch.errors import CheckError
 from edbatch.frontend.rewrite import rewrite
+from edbatch.modules import modules_of, parameters_of
 from edbatch.planning.graph import Graph
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor
@@ -54,7 +55,7 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     recorded = batched.pipeline.record(columns, keywords)[0]
     tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
     root = getattr(batched.fn, "__self__", batched.fn)
-    tensors += list(root.parameters()) if isinstance(root, nn.Module) else []
+    tensors += parameters_of(modules_of([root])) if isinstance(root, nn.Module) else []
     tensors += [c for c in columns if isinstance(c, Tensor)]
     leaves = {id(t): t for t in tensors if t.requires_grad and t.is_leaf}
     named = [(f"the gradient of {batched.pipeline.paths.name_of(t)}", t) for t in leaves.values()]

@@ -18,6 +18,7 @@ from torch.overrides import TorchFunctionMode
 from edbatch.cells.decompose import EQUAL_CALLS
 from edbatch.cells.in_place import is_in_place
 from edbatch.errors import CaptureError
+from edbatch.modules import modules_of
 
 
 class Lend(TorchFunctionMode):
@@ -69,7 +70,7 @@ class Unassigned:
 
     def __init__(self, function: Any, is_ours: Callable[[torch.Tensor], bool]):
         self._is_ours = is_ours
-        modules = [m for root in _modules(function) for m in root.modules()]
+        modules = modules_of(_modules(function))
         self._places = [d for m in modules for d in (m.__dict__, m._parameters, m._buffers)]
 
     def __enter__(self) -> None:

@@ -170,6 +170,12 @@ static void free_signatures(PyObject *capsule) {
     PyMem_Free(known);
 }
 
+/* Whether an object is equal to nothing but itself. Others cannot be found by identity in a dict. */
+static int is_itself_alone(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    return type->tp_hash == PyBaseObject_Type.tp_hash && type->tp_richcompare == PyBaseObject_Type.tp_richcompare;
+}
+
 static Signatures *signatures_to_fill(KnownCalls *self, PyObject *module) {
     PyObject *capsule = PyDict_GetItemWithError(self->modules, module);
     if (capsule == NULL && PyErr_Occurred()) return NULL;
@@ -190,7 +196,8 @@ static PyObject *known_learn(KnownCalls *self, PyObject *args) {
     PyObject *key, *entry, *kinds;
     long long type;
     if (!PyArg_ParseTuple(args, "O!OLO", &PyTuple_Type, &key, &entry, &type, &kinds)) return NULL;
-    if (PyTuple_GET_SIZE(key) < 1 || PyTuple_GET_SIZE(key) > MOST_PARTS) Py_RETURN_NONE;
+    if (PyTuple_GET_SIZE(key) < 1 || PyTuple_GET_SIZE(key) > MOST_PARTS || self->modules == NULL) Py_RETURN_NONE;
+    if (!is_itself_alone(PyTuple_GET_ITEM(key, 0))) Py_RETURN_NONE;
     Signatures *known = signatures_to_fill(self, PyTuple_GET_ITEM(key, 0));
     if (known == NULL) return NULL;
     for (Py_ssize_t i = 0; i < known->count; i++) {
@@ -207,6 +214,7 @@ static PyObject *known_learn(KnownCalls *self, PyObject *args) {
 }
 
 static PyObject *known_pass_by(KnownCalls *self, PyObject *module) {
+    if (self->modules == NULL || !is_itself_alone(module)) Py_RETURN_NONE;
     return PyDict_SetItem(self->modules, module, Py_None) < 0 ? NULL : Py_NewRef(Py_None);
 }
 
@@ -300,6 +308,7 @@ static PyObject *call_impl_name;
 /* The result of a call of args[0], a module; NULL without an error if it is not known. */
 static PyObject *known_call(KnownCalls *self, PyObject *recorder, PyObject *const *args, Py_ssize_t count) {
     long long numbers[MOST_PARTS];
+    if (self->modules == NULL || !is_itself_alone(args[0])) return NULL;
     PyObject *capsule = PyDict_GetItemWithError(self->modules, args[0]);
     if (capsule == NULL) return NULL;
     if (capsule == Py_None) return PyObject_VectorcallMethod(call_impl_name, args, count, NULL);
@@ -388,13 +397,15 @@ static PyObject *module_call(ModuleCall *self, PyObject *const *args, size_t fla
     return PyObject_Vectorcall(self->otherwise, args, flags, keywords);
 }
 
-static int module_call_init(ModuleCall *self, PyObject *args, PyObject *keywords) {
+static PyObject *module_call_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     PyObject *active, *otherwise;
-    if (!PyArg_ParseTuple(args, "O!O", &PyContextVar_Type, &active, &otherwise)) return -1;
-    Py_XSETREF(self->active, Py_NewRef(active));
-    Py_XSETREF(self->otherwise, Py_NewRef(otherwise));
+    if (!PyArg_ParseTuple(args, "O!O", &PyContextVar_Type, &active, &otherwise)) return NULL;
+    ModuleCall *self = (ModuleCall *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->active = Py_NewRef(active);
+    self->otherwise = Py_NewRef(otherwise);
     self->vectorcall = (vectorcallfunc)module_call;
-    return 0;
+    return (PyObject *)self;
 }
 
 static PyObject *module_call_get(PyObject *self, PyObject *module, PyObject *type) {
@@ -413,8 +424,7 @@ static PyTypeObject ModuleCallType = {
     .tp_doc = "ModuleCall(active, otherwise): the method that records known calls; `otherwise` gets all others.",
     .tp_basicsize = sizeof(ModuleCall),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
-    .tp_new = PyType_GenericNew,
-    .tp_init = (initproc)module_call_init,
+    .tp_new = module_call_new,
     .tp_dealloc = (destructor)module_call_dealloc,
     .tp_vectorcall_offset = offsetof(ModuleCall, vectorcall),
     .tp_call = PyVectorcall_Call,

@@ -23,6 +23,7 @@ from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.rows import stack_alike
 from edbatch.hooks import applying, hooked, replaces
+from edbatch.modules import modules_of
 from edbatch.surroundings import Surroundings, inside
 
 T = TypeVar("T")
@@ -57,14 +58,14 @@ def _recording_call(original: Callable[..., Any]) -> Any:
 
 def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call of a module while this thread records, but for calls that it knows (`known_calls.py`)."""
-    if module in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
+    if id(module) in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
         recorder.known_calls.pass_by(module)
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
     if not kwargs and recorder.is_cell(module):
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
         if entry is not None:
-            recorder.known_calls.learn(key, entry, entry.id, entry.kinds if entry.simple else None)
+            recorder.known_calls.learn((module, *key[1:]), entry, entry.id, entry.kinds if entry.simple else None)
             return recorder.add(entry, flat)
     return recorder.call(module, args, kwargs)
 
@@ -176,7 +177,10 @@ class Shortcuts:
             return ()
         if not self._children or any(parent._modules.get(name) is not child for parent, name, child in self._children):
             children = [
-                (parent, name, child) for parent in self._root.modules() for name, child in parent.named_children()
+                (parent, name, child)
+                for parent in modules_of([self._root])
+                for name, child in parent._modules.items()
+                if child is not None
             ]
             self._entries = tuple([(parent.__dict__, name, child) for parent, name, child in children])
             self._children = children

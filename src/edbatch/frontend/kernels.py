@@ -24,6 +24,7 @@ from edbatch.frontend.marking import CellFunction, CellOptions, options_of, stat
 from edbatch.frontend.paths import Paths
 from edbatch.frontend.type_set import NodeType
 from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
+from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.spec import Spec
 from edbatch.surroundings import Surroundings, inside
 
@@ -105,7 +106,7 @@ class KernelCache:
             return None
         static = static_positions(target, options) if options.static else frozenset()
         roots = owners if isinstance(target, CellFunction) else (target,)
-        modules = tuple(module for root in roots for module in root.modules())
+        modules = tuple(modules_of(roots))
         for module in modules:
             if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
                 raise RecordingError(
@@ -116,7 +117,7 @@ class KernelCache:
                 )
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
         alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(hooks_of(module) for module in modules) else None
-        parameters = tuple({id(p): p for root in roots for p in root.parameters()}.values())
+        parameters = tuple({id(p): p for p in parameters_of(modules)}.values())
         return Cell(options, static, tuple(state_of(module) for module in modules), alone, parameters, modules)
 
     def kernel(
@@ -203,7 +204,7 @@ class _Undisturbed:
 
     def __init__(self, modules: Sequence[nn.Module]):
         self._tables = [table for module in modules for table in hook_tables(module)]
-        self._buffers = [buffer for module in modules for buffer in module._buffers.values() if buffer is not None]
+        self._buffers = buffers_of(modules)
 
     def __enter__(self) -> None:
         self._hooks = [dict(table) for table in self._tables]

@@ -69,7 +69,7 @@ def as_value(recorder: Recorder, part: Any) -> Any:
 
 def signature_of(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
     """Key and data of a call of a cell, as `signature.Parts` makes them; no key for any other arguments."""
-    key: list[Any] = [module]
+    key: list[Any] = [recorder.key_of(module)]
     flat: list[int] = []
     for a in args:
         parts: tuple[Any, ...] = (a,)

@@ -72,7 +72,7 @@ def _take(value: Any, key: list[Any], flat: list[int], *, are_data: bool) -> boo
     return True
 
 
-def known_rows(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def known_rows(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
     """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
     if not recorder.is_open:
         return None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from edbatch.cells.in_place import is_in_place
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
 from edbatch.frontend import row_functions, sums
+from edbatch.frontend.attributes import Same
 from edbatch.frontend.entries import Entry, Signature, define, module_call
 from edbatch.frontend.indexing import getitem, is_row_number, row_of
 from edbatch.frontend.kernels import Cell, Context, KernelCache
@@ -45,6 +46,14 @@ DRAWS = "it draws random numbers"
 STACK = torch.stack
 
 
+class Called(NamedTuple):
+    """A module or marked function that was called, with the modules it was called on, and what kind of cell it is."""
+
+    targets: tuple[Any, ...]  # kept alive: their identities are nobody else's
+    cell: Cell | None
+    key: Hashable
+
+
 class Recorder:
     """Records one call of a batched function: all its examples into one graph."""
 
@@ -55,7 +64,7 @@ class Recorder:
         self.types, self.args = Numbers(), Numbers()
         self.add_type, self.add_args = self.types.append, self.args.extend
         self.node_types: list[NodeType] = []
-        self.plain: set[nn.Module] = set()  # modules that are no cells
+        self.plain: set[int] = set()  # the identities of modules that are no cells
         self.signatures: list[Signature] = []  # of each type
         self.starts: list[int] = []  # the first node of every example
         self.changing: str | None = None  # why the present example cannot be known by its key
@@ -68,7 +77,7 @@ class Recorder:
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
         self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
-        self._cells: dict[tuple[Any, tuple[nn.Module, ...]], Cell | None] = {}
+        self._called: dict[tuple[int, ...], Called] = {}  # by the identities of targets and owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
@@ -181,21 +190,30 @@ class Recorder:
 
     def is_cell(self, module: nn.Module) -> bool:
         """Whether a module was called before and is a cell."""
-        return self._cells.get((module, ())) is not None
+        called = self._called.get((id(module),))
+        return called is not None and called.cell is not None
+
+    def key_of(self, target: Any) -> Hashable:
+        """What stands for a target in keys of signatures."""
+        called = self._called.get((id(target),))
+        return target if called is None else called.key
 
     def called_modules(self) -> list[nn.Module]:
         """The modules that were called, as cells or not, and those a marked method or function was called on."""
-        called = [module for target, owners in self._cells for module in (target, *owners)]
-        return [module for module in called if isinstance(module, nn.Module)]
+        targets = [target for called in self._called.values() for target in called.targets]
+        return [target for target in targets if isinstance(target, nn.Module)]
 
     def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a module or a marked function."""
         owners = tuple([a for a in args if isinstance(a, nn.Module)]) if isinstance(target, CellFunction) else ()
-        try:
-            cell = self._cells[target, owners]
-        except KeyError:
+        identities = tuple(map(id, (target, *owners)))
+        called = self._called.get(identities)
+        if called is None:
+            key = Same(target) if isinstance(target, nn.Module) else target
             with torch._C.DisableTorchFunction():
-                cell = self._cells[target, owners] = self.kernels.cell(target, owners)
+                called = Called((target, *owners), self.kernels.cell(target, owners), key)
+            self._called[identities] = called
+        cell = called.cell
         if cell is None:
             if target._backward_hooks or target._backward_pre_hooks:
                 raise RecordingError(
@@ -203,7 +221,7 @@ class Recorder:
                     "of its own; put them on a cell, or use register_hook on parameters and results"
                 )
             if target._compiled_call_impl is None:
-                self.plain.add(target)  # from now on called without this detour
+                self.plain.add(id(target))  # from now on called without this detour
             return module_call(target, *args, **kwargs)
         if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target, args[0].ndim - 1):
             return self.row_wise(target, args, kwargs, cell)
@@ -211,7 +229,7 @@ class Recorder:
 
     def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
         """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
-        found = None if kwargs else known_rows(self, target, args)
+        found = None if kwargs else known_rows(self, self.key_of(target), args)
         if found is not None:
             return found
         return self.of_one_row(target, args, kwargs, cell)
@@ -224,7 +242,7 @@ class Recorder:
     def _record(
         self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None = None, length: int | None = None
     ) -> Any:
-        parts.key.append(target)
+        parts.key.append(self.key_of(target))
         static = cell.static if cell is not None else frozenset()
         args_template = tuple([parts.take(a, static=i in static) for i, a in enumerate(args)])
         if kwargs:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import nn
 from torch.utils import _pytree as pytree
 
 from edbatch.errors import RecordingError
+from edbatch.frontend.attributes import Same
 from edbatch.frontend.lazy import Kind, Lazy, Rows
 from edbatch.frontend.rows import materialise
 from edbatch.planning.layout import Slot
@@ -132,7 +134,7 @@ class Parts:
             self.key.append((structure, len(children)))
             return structure.unflatten([Child(self.take(child, static=static)) for child in children])
         try:
-            hash(value)
+            hash(None if isinstance(value, nn.Module) else value)
         except TypeError:
             raise RecordingError(
                 f"an argument of type {type(value).__name__} belongs to the type of the node and must be hashable. "
@@ -141,7 +143,10 @@ class Parts:
             ) from None
         if isinstance(value, torch.Generator):
             self.generators.append(value)
-        self.key.append(value if isinstance(value, enum.Enum) else (type(value), value))
+        if isinstance(value, nn.Module):  # which may be equal to another one
+            self.key.append(Same(value))
+        else:
+            self.key.append(value if isinstance(value, enum.Enum) else (type(value), value))
         return value
 
 

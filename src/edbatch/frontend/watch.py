@@ -18,6 +18,7 @@ from torch.nn.modules import module as _module
 from edbatch.frontend.attributes import SCALARS, can_change, describe, mark, settings_of
 from edbatch.frontend.known_calls import same_items
 from edbatch.frontend.marking import numbers_to_tensors
+from edbatch.modules import buffers_of, modules_of, parameters_of
 
 TABLES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
@@ -28,6 +29,15 @@ TABLES = (
 class Watch:
     """Modules and the state they were in. All they hold is kept alive, so that an id means one object only."""
 
+    _modules: list[nn.Module]
+    _classes: list[type]
+    _global_hooks: list[Any]
+    _tables: list[dict[Any, Any]]
+    _items: list[tuple[Any, ...]]
+    _tensors: list[tuple[torch.Tensor, torch.dtype, torch.Size, torch.device, bool]]
+    _settings: list[tuple[Any, Hashable]]
+    _state: Hashable
+
     def __init__(self, roots: Iterable[nn.Module], tensors: Iterable[torch.Tensor] = ()):
         self._roots = list(roots)
         self._loose = {id(t): t for t in tensors}  # of no module that is known here
@@ -37,32 +47,33 @@ class Watch:
         return len(self._modules)
 
     def _look(self) -> None:
-        self._modules = dict.fromkeys(module for root in self._roots for module in root.modules())
-        self._classes = list(map(type, self._modules))
-        self._global_hooks = global_hooks()
-        self._tables = [module.__dict__ for module in self._modules]
-        self._tables += [module.__dict__[name] for module in self._modules for name in TABLES]
-        self._items = [tuple(chain.from_iterable(table.items())) for table in self._tables]
-        tensors = [t for m in self._modules for t in (*m._parameters.values(), *m._buffers.values()) if t is not None]
-        tensors += self._loose.values()
-        self._tensors = [(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors]
-        settings = [(value, describe(value)) for module in self._modules for _, value in settings_of(module)]
-        self._settings = [(value, says) for value, says in settings if says is not None and can_change(value)]
-        self._state = self._take_state()
+        modules = modules_of(self._roots)
+        tables = [module.__dict__ for module in modules]
+        tables += [module.__dict__[name] for module in modules for name in TABLES]
+        settings = [(value, describe(value)) for module in modules for _, value in settings_of(module)]
+        tensors = [*parameters_of(modules), *buffers_of(modules), *self._loose.values()]
+        self.__dict__.update(  # at once: an interrupt finds the one look or the other
+            _modules=modules,
+            _classes=list(map(type, modules)),
+            _global_hooks=global_hooks(),
+            _tables=tables,
+            _items=[tuple(chain.from_iterable(table.items())) for table in tables],
+            _tensors=[(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors],
+            _settings=[(value, says) for value, says in settings if says is not None and can_change(value)],
+            _state=self._take_state(),
+        )
 
     def _take_state(self) -> Hashable:
-        modules = dict.fromkeys(module for root in self._roots for module in root.modules())
         loose = [(number, t.dtype, t.shape, t.device, t.requires_grad) for number, t in self._loose.items()]
-        return tuple([state_of(module) for module in modules]), tuple(loose)
+        return tuple([state_of(module) for module in modules_of(self._roots)]), tuple(loose)
 
     def add(self, modules: Iterable[nn.Module], tensors: Iterable[torch.Tensor]) -> None:
         """Watch further modules and tensors from now on."""
-        others = [module for module in modules if module not in self._modules]
-        self._roots += others
-        known = {id(t) for t, *_ in self._tensors}
+        known_modules, known = set(map(id, self._modules)), {id(t) for t, *_ in self._tensors}
+        others = [module for module in modules if id(module) not in known_modules]
         loose = {id(t): t for t in tensors if id(t) not in known}
         if others or loose:
-            self._loose |= loose
+            self._roots, self._loose = [*self._roots, *others], self._loose | loose
             self._look()
 
     def is_unchanged(self) -> bool:

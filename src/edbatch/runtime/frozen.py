@@ -16,6 +16,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from edbatch.errors import FrozenError
+from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.runtime.arena import Lease
 
 
@@ -45,7 +46,8 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     ...     model(torch.ones(4, 2)).shape
     torch.Size([4, 3])
     """
-    tensors = [*model.parameters(), *model.buffers()]
+    modules = modules_of([model])
+    tensors = [*parameters_of(modules), *buffers_of(modules)]
     before = [t._version for t in tensors]
     token = _scope.set(_Scope({id(t): t for t in tensors}, _scope.get()))
     try:
