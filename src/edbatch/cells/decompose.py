@@ -16,7 +16,7 @@ from torch._ops import OpOverload
 from torch.nn import functional as F
 
 aten = torch.ops.aten
-_INTS = (torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8)
+_INTS = (torch.int64, torch.int32, torch.int16, torch.int8)  # as an index; numbers of uint8 are masks there
 
 KEEP = frozenset({
     aten.detach.default,
@@ -95,6 +95,7 @@ def _embedding_backward(grad: torch.Tensor, index: torch.Tensor, size: int, padd
 
 def _nll_loss_forward(x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignored: int) -> Any:
     """One example's loss is one element of its log probabilities; an ignored label gives nan as a mean, else 0."""
+    target = target.to(torch.int64)  # from uint8
     if x.ndim != 1 or weight is not None:
         return _core()[aten.nll_loss_forward.default](x, target, weight, reduction, ignored)
     skip = target == ignored
@@ -105,6 +106,7 @@ def _nll_loss_forward(x: torch.Tensor, target: torch.Tensor, weight: Any, reduct
 def _nll_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, weight: Any, reduction: int, ignored: int, total: Any
 ) -> Any:
+    target = target.to(torch.int64)
     if x.ndim != 1 or weight is not None:
         core = _core()[aten.nll_loss_backward.default]
         return core(grad, x, target, weight, reduction, ignored, total)
@@ -131,20 +133,30 @@ def _trilinear(
 
 
 def index_by_tensors(x: torch.Tensor, index: Any) -> torch.Tensor:
-    """`x[index]`, where 0-d integer tensors stay data (plain torch reads them as Python ints)."""
+    """`x[index]`, where 0-d integer tensors stay data (plain torch reads them as Python ints). As ints they take one of
+    a dimension before anything else is done."""
     items = index if isinstance(index, tuple) else (index,)
-    data = [isinstance(i, torch.Tensor) and i.ndim == 0 and i.dtype in _INTS for i in items]
-    simple = all(d or i is None or isinstance(i, (int, slice)) for d, i in zip(data, items, strict=True))
-    if not any(data) or not simple or any(isinstance(i, bool) for i in items):
-        return x[index]
-    x = x[tuple(slice(None) if d else i for d, i in zip(data, items, strict=True))]
-    dim = 0
-    for is_data, item in zip(data, items, strict=True):
-        if is_data:
+    rest, dim, others = [], 0, x.ndim - sum(map(_num_dims, items))
+    for item in items:
+        if _is_number(item):
+            item = item if item.dtype in (torch.int64, torch.int32) else item.to(torch.int64)
             x = aten.index.Tensor(x, [None] * dim + [item])
-        else:
-            dim += not isinstance(item, int)
-    return x
+            continue
+        rest.append(item)
+        dim += others if item is Ellipsis else _num_dims(item)
+    return x[index] if len(rest) == len(items) else x[tuple(rest)] if rest else x
+
+
+def _is_number(item: Any) -> bool:
+    """Whether an item of an index is a 0-d tensor that stands for an int."""
+    return isinstance(item, torch.Tensor) and item.ndim == 0 and item.dtype in _INTS
+
+
+def _num_dims(item: Any) -> int:
+    """How many dimensions an item of an index is about; an ellipsis is about the rest."""
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.ndim if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:

@@ -130,7 +130,7 @@ class FusedMemory(Emitter):
                 name, rows = self._scratch_tensor(index), ":B"
             if memory != shape:
                 view = ", ".join(map(str, (f"{name}.shape[0]", *shape)))
-                name = self._bound("_".join(map(str, (name, *shape))), f"{name}.view({view})")
+                name = self._bound("_".join(map(str, (name, "as", *shape))), f"{name}.view({view})")
             text = self.assign(Val(index), f"{name}[{rows}]", pinned=True)  # narrow would take half as long again
         elif isinstance(home, Place):
             text = self._tensor_at(index, home)

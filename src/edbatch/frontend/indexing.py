@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
+from edbatch.cells.record import plain
+from edbatch.errors import ValueReadError
 from edbatch.frontend.lazy import Lazy, Rows
 from edbatch.frontend.row_functions import is_index_of_rows
 from edbatch.frontend.rows import check_owner
@@ -18,21 +22,69 @@ if TYPE_CHECKING:
 
 
 def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
-    """`value[key]`. Integers, also lazy ones, are operands; slices, None and … belong to the type."""
-    index = key if isinstance(key, tuple) else (key,)
+    """`value[key]`. Integers, also lazy ones, are operands; slices, lists, None and … belong to the type."""
     if type(value) is Rows:
         check_owner(recorder, value)
-    if type(value) is Rows and len(index) == 1 and type(index[0]) is int and value.elements is not None:
-        return value.elements[index[0]]
-    if type(value) is Rows and is_index_of_rows(value, index):
-        of_one = index if index[0] is Ellipsis else index[1:]
-        return recorder.of_one_row(operator.getitem, (value, of_one), {})
+        index = key if isinstance(key, tuple) else (key,)
+        if len(index) == 1 and type(index[0]) is int and value.elements is not None:
+            return value.elements[index[0]]
+        if is_index_of_rows(value, index):
+            of_one = index if index[0] is Ellipsis else index[1:]
+            return recorder.of_one_row(operator.getitem, (value, of_one), {})
+    key = with_known_masks(recorder, value.shape, key)
+    index = key if isinstance(key, tuple) else (key,)
     value = recorder.resolve(value)
-    has_numbers = any(type(i) is int or isinstance(i, Lazy) for i in index)
-    has_tensors = any(isinstance(i, torch.Tensor) or (isinstance(i, Lazy) and _is_mask_or_list(i)) for i in index)
-    if has_tensors or not has_numbers:
+    if not any(type(i) is int or isinstance(i, Lazy) for i in index):
         return recorder.record_op(operator.getitem, (value, key))
-    return recorder.record_op(take_items, (value, *_in_bounds(index, value.shape)), Parts(recorder, is_cell=True))
+    items = _in_bounds(index, value.shape)
+    is_plain = not any(isinstance(i, torch.Tensor | bool | _List) or (isinstance(i, Lazy) and i.shape) for i in items)
+    take = take_items if is_plain else take_mixed
+    return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
+
+
+def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
+    """An index of something of this shape: its arrays as tensors, its masks as the numbers of what they take.
+
+    The shape of a result must be known: so masks are read, those of tensors that exist already.
+    """
+    if not isinstance(key, tuple):
+        key = with_known_masks(recorder, shape, (key,))
+        return key[0] if len(key) == 1 else key
+    items = [torch.from_numpy(i) if isinstance(i, np.ndarray) else i for i in key]
+    if not any(_is_mask(i) for i in items):
+        return tuple(items)
+    index: list[Any] = []
+    dim, others = 0, len(shape) - sum(map(_num_dims, items))
+    for i in items:
+        if _is_mask(i) and i.shape != shape[dim : dim + i.ndim]:
+            raise IndexError(f"a mask of shape {tuple(i.shape)} is an index of dimension {dim} of {tuple(shape)}")
+        index += _numbers_of_mask(recorder, i) if _is_mask(i) else [i]
+        dim += others if i is Ellipsis else _num_dims(i)
+    return tuple(index)
+
+
+def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
+    if isinstance(mask, Lazy):
+        mask = recorder.resolve(mask)
+        if mask.ref >= 0:
+            raise ValueReadError(
+                f"a lazy value {mask.kind.spec} is a mask in an index and decides the shape of the result, but values "
+                "do not exist while examples are recorded. Use torch.where or masked_fill, which keep the shape, or a "
+                "mask that is given as a tensor"
+            )
+        mask = recorder.tensor_of(mask)
+    recorder.changing = "it reads a mask"
+    with torch._C.DisableTorchFunction():
+        return list(mask.nonzero(as_tuple=True)) if mask.ndim else [bool(mask)]
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Lazy | torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+
+
+def _num_dims(item: Any) -> int:
+    """How many dimensions an item of an index is about; an ellipsis is about the rest."""
+    return item.ndim if _is_mask(item) else not (item is None or item is Ellipsis or isinstance(item, bool))
 
 
 def is_row_number(key: Any) -> bool:
@@ -42,7 +94,8 @@ def is_row_number(key: Any) -> bool:
 
 def row_of(recorder: Recorder, table: torch.Tensor, key: Any) -> Any:
     """`parameter[number]`: the number is data. As part of the type it would make every row a type of its own."""
-    first, *rest = _in_bounds(key if isinstance(key, tuple) else (key,), table.shape)
+    first, *rest = key if isinstance(key, tuple) else (key,)
+    (first,) = _in_bounds((first,), table.shape)
     numbers = Spec((), torch.int64, table.device)
     row = recorder.record_op(take_row, (table, first), Parts(recorder, number_like=numbers))
     return row[tuple(rest)] if rest else row
@@ -53,8 +106,22 @@ def take_row(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.embedding(number, table.reshape(table.shape[0], -1)).reshape(table.shape[1:])
 
 
-def _is_mask_or_list(index: Lazy) -> bool:
-    return bool(index.shape) or index.dtype is torch.bool
+@dataclass(frozen=True)
+class _List:
+    """A list of numbers or flags in an index, as nested tuples; it belongs to the type."""
+
+    items: Any
+
+
+def _is_constant(items: Any) -> bool:
+    return all(_is_constant(i) for i in items) if isinstance(items, list | tuple) else isinstance(items, int)
+
+
+def take_mixed(value: torch.Tensor, *index: Any) -> torch.Tensor:
+    """`value[index]` for integers given as 0-d tensors, and anything else that torch takes."""
+    lists = {i: torch.tensor(i.items, device=value.device) for i in index if isinstance(i, _List)}
+    lists = {i: numbers if numbers.numel() else numbers.long() for i, numbers in lists.items()}
+    return value[tuple(lists.get(i, i) if isinstance(i, _List) else i for i in index)]
 
 
 def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
@@ -62,6 +129,7 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
     dim = 0
     for i in index:
         if isinstance(i, torch.Tensor):
+            i = i.to(torch.int64)
             i = torch.where(i < 0, i + value.shape[dim], i)
             value = value.index_select(dim, i.reshape(1)).squeeze(dim)
         elif i is None:
@@ -72,19 +140,22 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
 
 
 def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
-    """An index with `...` written out and integers made non-negative; raises as torch would."""
-    if any(i is Ellipsis for i in index):
-        at = next(k for k, i in enumerate(index) if i is Ellipsis)
-        missing = len(shape) - sum(i is not None for i in index) + 1
-        index = (*index[:at], *[slice(None)] * missing, *index[at + 1 :])
-    result, dim = [], 0
+    """An index with `...` written out, lists in a form that can be compared, and integers made non-negative; raises as
+    torch would."""
+    others = len(shape) - sum(map(_num_dims, index))
+    result: list[Any] = []
+    dim = 0
     for i in index:
-        if i is not None and dim >= len(shape):
+        if i is Ellipsis:
+            result += [slice(None)] * others
+            dim += others
+            continue
+        if dim + _num_dims(i) > len(shape):
             raise IndexError(f"too many indices for a value of {len(shape)} dimensions")
         if type(i) is int:
             if not -shape[dim] <= i < shape[dim]:
                 raise IndexError(f"index {i} is out of bounds for dimension {dim} with size {shape[dim]}")
             i = i % shape[dim]
-        result.append(i)
-        dim += i is not None
+        result.append(_List(plain(i)) if isinstance(i, list) and _is_constant(i) else i)
+        dim += _num_dims(i)
     return result

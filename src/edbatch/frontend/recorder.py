@@ -21,7 +21,7 @@ from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
 from edbatch.frontend import row_functions, sums
 from edbatch.frontend.attributes import Same
 from edbatch.frontend.entries import Entry, Signature, define, module_call
-from edbatch.frontend.indexing import getitem, is_row_number, row_of
+from edbatch.frontend.indexing import getitem, is_row_number, row_of, with_known_masks
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.known_calls import KnownCalls, Numbers, as_value
 from edbatch.frontend.known_functions import ADD, ARITHMETIC, known, known_rows
@@ -118,6 +118,10 @@ class Recorder:
             self._outside.append(tensor)
             self._outside_specs.append(spec)
         return known
+
+    def tensor_of(self, value: Lazy) -> torch.Tensor:
+        """The plain tensor that an operand from outside stands for."""
+        return self._outside[-1 - value.ref]
 
     def _protect(self, tensors: list[torch.Tensor]) -> None:
         """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
@@ -303,6 +307,8 @@ class Recorder:
             result = row_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
+        if func is torch.Tensor.__getitem__:
+            args = args[0], with_known_masks(self, args[0].shape, args[1])
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
         if like is not None and like.is_float and like.dtype.itemsize == 2:
             like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
@@ -323,8 +329,11 @@ class Recorder:
             if any(t in self.shared for t in tensors):
                 self._reads_shared(func)
             return func(*args, **kwargs)
-        if func is torch.Tensor.__getitem__ and is_row_number(args[1]):
-            return row_of(self, *args)
+        if func is torch.Tensor.__getitem__:
+            if is_row_number(args[1]):
+                return row_of(self, *args)
+            args = args[0], with_known_masks(self, args[0].shape, args[1])
+            tensors = [v for v in flatten(args, {}) if isinstance(v, torch.Tensor)]
         if all(t in self.shared for t in tensors):
             self._reads_shared(func)
             return self.shared.compute(func, args, kwargs)

@@ -110,9 +110,9 @@ def _of_one_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
 
 def is_index_of_rows(rows: Rows, index: tuple[Any, ...]) -> bool:
     """Whether an index takes the same of every row, like `rows[:, 0]` and `rows[..., 0]`."""
-    first, *rest = index
-    if not rest or not all(i is None or type(i) in (int, slice) for i in rest):
+    if len(index) < 2 or not all(i is None or type(i) in (int, slice) for i in index[1:]):
         return False
+    first, *rest = index
     if first is Ellipsis:
         return sum(i is not None for i in rest) < rows.ndim
     return type(first) is slice and first == slice(None)

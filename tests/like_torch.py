@@ -1,0 +1,39 @@
+"""A batched function against a plain loop: the same values, the same gradients, or an error where torch has one."""
+
+import torch
+from torch.utils import _pytree as pytree
+
+import edbatch
+
+
+def like_torch(function, *columns, parameters=(), backward=True):
+    """Compare `edbatch.batch(function)` with a loop over examples; gradients of columns and parameters by a fixed
+    loss."""
+    given = [*parameters, *[c for c in pytree.tree_leaves(columns) if isinstance(c, torch.Tensor)]]
+    wanted = [t for t in given if t.requires_grad]
+    theirs, their_gradients = _run(lambda *c: [function(*e) for e in zip(*c, strict=True)], columns, wanted, backward)
+    batched = edbatch.batch(function, stack=False)
+    ours, our_gradients = _run(batched, columns, wanted, backward)
+    assert pytree.tree_structure(list(ours)) == pytree.tree_structure(theirs)
+    for a, b in zip(pytree.tree_leaves(list(ours)), pytree.tree_leaves(theirs), strict=True):
+        _same(a, b)
+        assert a.requires_grad == b.requires_grad
+    for a, b in zip(our_gradients, their_gradients, strict=True):
+        _same(a, b)
+    return batched
+
+
+def _run(function, columns, wanted, backward):
+    results = function(*columns)
+    leaves = [r for r in pytree.tree_leaves(results) if r.requires_grad]
+    if not leaves or not wanted or not backward:
+        return results, []
+    weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype).view(r.shape) for r in leaves]
+    loss = sum((r * w).sum() for r, w in zip(leaves, weights, strict=True))
+    gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+    return results, [torch.zeros_like(t) if g is None else g for g, t in zip(gradients, wanted, strict=True)]
+
+
+def _same(ours, theirs):
+    coarse = theirs.dtype in (torch.bfloat16, torch.float16)
+    torch.testing.assert_close(ours, theirs, equal_nan=True, **({"rtol": 2e-2, "atol": 2e-2} if coarse else {}))

@@ -1,0 +1,136 @@
+"""What torch does without complaint a batched function does too: the same values and gradients as a plain loop."""
+
+import numpy as np
+import pytest
+import torch
+from like_torch import like_torch
+from torch import nn
+from torch.nn import functional as F
+
+import edbatch
+from edbatch.errors import ValueReadError
+
+X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
+XG = X.clone().requires_grad_()
+CUBES = torch.randn(4, 3, 4, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
+
+
+# ---- one-element views and products
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: x.norm().unsqueeze(0),
+        lambda x: x.var().reshape(1),
+        lambda x: x.sum().view(1),
+        lambda x: x.norm().view(1, 1) * 2,
+        lambda x: (x.norm(), x.var().expand(1)),
+    ],
+)
+def test_a_cell_may_give_a_view_of_one_number(function, compilation):
+    like_torch(edbatch.cell(function), XG)
+    like_torch(edbatch.cell(function), X)
+
+
+@pytest.mark.parametrize("product", [torch.vdot, torch.dot, torch.inner])
+def test_products_of_vectors_of_16_bits(product, compilation):
+    weight = nn.Parameter(torch.randn(6).bfloat16())
+    like_torch(lambda x: product(x, weight), X.bfloat16(), parameters=[weight])
+    like_torch(edbatch.cell(lambda x: product(weight, x)), X.bfloat16(), parameters=[weight])
+
+
+# ---- indices
+
+
+class Tables(nn.Module):
+    def __init__(self, function):
+        super().__init__()
+        self.vector = nn.Parameter(torch.randn(6))
+        self.table = nn.Parameter(torch.randn(6, 3))
+        self.register_buffer("numbers", torch.randn(6))
+        self.words = nn.Embedding(6, 3)
+        self.function = function
+
+    def forward(self, *args):
+        return self.function(self, *args)
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8])
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda m, i: m.vector[i] * 2,
+        lambda m, i: m.numbers[i] * m.vector[i],
+        lambda m, i: m.table[i].tanh(),
+        lambda m, i: m.table[i, 1] + m.table[:, 0].sum(),
+        lambda m, i: (m.vector * m.vector[i])[i],
+    ],
+)
+def test_whole_numbers_of_any_width_are_indices(function, dtype):
+    column = torch.tensor([1, 2, 0, -1]).to(dtype)
+    for model in (Tables(function), edbatch.cell(Tables(function))):
+        like_torch(model, column, parameters=list(model.parameters()))
+
+
+def test_lists_of_int32_are_indices(compilation):
+    column = torch.tensor([[0, 1], [1, 0], [1, 1], [5, 3]], dtype=torch.int32)
+    for function in (lambda m, i: m.vector[i], lambda m, i: m.table[i].sum(0), lambda m, i: m.words(i).sum(0)):
+        model = Tables(function)
+        like_torch(model, column, parameters=list(model.parameters()))
+
+
+def test_labels_of_bytes():
+    labels = torch.tensor([0, 5, 2, 1], dtype=torch.uint8)
+    like_torch(F.cross_entropy, XG, labels)
+
+
+TWO = torch.tensor([0, 2])
+MASK = torch.tensor([True, False, True])
+MASK4 = torch.tensor([True, False, True, True])
+INDICES = [
+    (0, [0, -1]), [0, -1], ([0, 1], 0), ([0, 1], slice(None), 0), (0, slice(None), [0, 1]), (..., [0, 1]),
+    (0, ..., [0, 1]), (None, 0, [0, 1]), (0, None, [0, 1]), ([0, 1], [1, 2]), ([-1], -1), (slice(1, None), [0, 1], 0),
+    (0, [[0, 1], [1, 0]]), (0, []), (), ..., None, TWO, (0, TWO), (TWO, 0), (-1, TWO), (0, slice(None), TWO), (TWO, [0, 1]),
+    MASK, (0, MASK4), (MASK, 0), (slice(None), MASK4), (MASK, 0, TWO), (..., MASK4, 1), torch.ones(3, 4) > 0, (MASK, [0, 3]),
+    [True, False, True], (0, [True, False, True, True]), True, (0, True), (None, False), torch.tensor(True),
+    torch.tensor(1), (torch.tensor(1), [0, 1]), (torch.tensor(-1), 0), (..., torch.tensor(1)), (torch.tensor(1), ..., [1]),
+    np.array([0, 1]), (0, np.array([0, 1])), MASK.numpy(), np.int64(1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("index", INDICES, ids=str)
+def test_any_index_that_torch_takes(index):
+    weight = nn.Parameter(torch.randn(3, 4, 5))
+    like_torch(lambda x: weight[index] + x.sum(), CUBES, parameters=[weight])
+    like_torch(lambda x: x[index] + (x * 2)[index], CUBES)
+    like_torch(lambda x: torch.stack([x[0], x[1] * 2, x[2]])[index], CUBES)
+    like_torch(edbatch.cell(lambda x: x[index] * weight[index]), CUBES, parameters=[weight])
+
+
+def test_numbers_beside_lists_are_data():
+    weight = nn.Parameter(torch.randn(3, 4, 5))
+
+    def function(x, i, n):
+        return (x * 2)[i, [0, -1]] + x[n, [1, 2]] + weight[i, [0, -1]] + weight[n, [1, 1]]
+
+    batched = like_torch(function, CUBES, torch.tensor([0, 1, 2, -1]), [2, -1, 0, 1], parameters=[weight])
+    assert [(t.num_batches, t.runs_alone) for t in batched.stats.types] == [(1, None)] * len(batched.stats.types)
+
+
+def test_masks_that_are_given_are_read_and_others_refused():
+    masks = torch.tensor([[True, False, True], [False, True, True], [True, True, False], [True, True, False]])
+    like_torch(lambda x, mask: x[mask] * 2, CUBES, masks)
+    like_torch(lambda x, mask: (x * 2)[:, mask[0]], CUBES, [[MASK4]] * 4)
+    with pytest.raises(ValueReadError, match="torch.where or masked_fill"):
+        edbatch.batch(lambda x: x[x > 0])(X)
+    for index in (torch.tensor([True, False]), (..., torch.tensor([True]))):
+        with pytest.raises(IndexError, match="mask"):
+            edbatch.batch(lambda x, index=index: x[index])(X)
+
+
+def test_examples_whose_masks_are_read_are_recorded_in_every_call():
+    batched = edbatch.batch(lambda x, mask: x[mask], key=lambda x, mask: 0, stack=False)
+    for mask in (MASK, ~MASK):
+        (result,) = batched([CUBES[0]], [mask])
+        assert torch.equal(result, CUBES[0][mask])
