@@ -96,7 +96,10 @@ class EagerKernel:
         return tuple(need and spec.is_float for spec in self.outputs)
 
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> _Calls:
-        return _Calls(shared)
+        """Arguments are leaves of their own here: one may be computed from another, and gradients end at each."""
+        given = len(shared) - len(self.bound)
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared[:given]]
+        return _Calls([*leaves, *shared[given:]])
 
     def call(
         self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any
