@@ -140,3 +140,4 @@ def test_shared_tensors_made_of_each_other_in_what_runs_one_by_one():
     weight = nn.Parameter(torch.randn(6))
     batched = like_torch(lambda i: weight.index_add(0, i, weight[:1]), torch.tensor([1, 2, 0]), parameters=[weight])
     assert any(t.runs_alone for t in batched.stats.types)
+    like_torch(edbatch.cell(lambda i: weight.index_add(0, i, weight[:1])), torch.tensor([1, 2, 0]), parameters=[weight])

@@ -143,6 +143,8 @@ class Mapped:
         result = self.op.target(*map(_listed, args), **dict(zip(names, map(_listed, kwargs), strict=True)))
         if isinstance(result, tuple):  # some ops give None for what a device does not need; vmap wants tensors
             return tuple(operands[0].new_empty(0) if value is None else value for value in result)
+        if isinstance(self.op.spec, Spec) and tuple(result.shape) != self.op.spec.shape:
+            raise CaptureError(f"{self.op.name} gives another shape under vmap")
         return result
 
     def __call__(self, *operands: torch.Tensor) -> Any:
