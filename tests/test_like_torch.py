@@ -141,3 +141,71 @@ def test_shared_tensors_made_of_each_other_in_what_runs_one_by_one():
     batched = like_torch(lambda i: weight.index_add(0, i, weight[:1]), torch.tensor([1, 2, 0]), parameters=[weight])
     assert any(t.runs_alone for t in batched.stats.types)
     like_torch(edbatch.cell(lambda i: weight.index_add(0, i, weight[:1])), torch.tensor([1, 2, 0]), parameters=[weight])
+
+
+# ---- ops without a derivative, and values that autograd saved and that are overwritten
+
+Y = X.abs() + 0.5
+
+
+def overwrite(x, y):
+    z = torch.tanh(x)
+    z += y
+    return z
+
+
+WITHOUT_DERIVATIVE = {
+    "//": lambda x, y: x // y,
+    "// 2": lambda x, y: x // 2,
+    "2 //": lambda x, y: 2 // y,
+    "2 %": lambda x, y: 2 % y,
+    "floor_divide": torch.floor_divide,
+    "heaviside": torch.heaviside,
+    "heaviside and more": lambda x, y: torch.heaviside(x, y) * x,
+    "three": lambda x, y: torch.heaviside(x, y) + torch.heaviside(y, x + 1) // (x + y),
+    "frexp": lambda x, y: torch.frexp(x)[0],
+    "overwritten": overwrite,
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DERIVATIVE)
+def test_what_has_no_derivative_where_none_is_wanted(name):
+    function, weight = WITHOUT_DERIVATIVE[name], nn.Parameter(torch.randn(6))
+    batched = like_torch(edbatch.cell(function), X, Y)
+    assert name == "frexp" or [t.runs_alone for t in batched.stats.types] == [None]
+    like_torch(edbatch.cell(lambda x, y: (function(x, y) * weight, x + weight)), X, Y, parameters=[weight])
+    if name != "overwritten":
+        like_torch(function, X, Y)
+        like_torch(lambda x, y: function(x * 2, y) + weight, X, Y, parameters=[weight])
+
+
+@pytest.mark.parametrize(
+    ("function", "match"),
+    [
+        (lambda x, y: x // y, "derivative for aten::floor_divide is not implemented"),
+        (torch.heaviside, "derivative for aten::heaviside is not implemented"),
+        (overwrite, "modified by an inplace operation"),
+    ],
+)
+def test_a_gradient_through_what_has_none_is_torchs_own_error(function, match):
+    result = edbatch.batch(edbatch.cell(function))(XG, Y)
+    torch.testing.assert_close(result, torch.stack([function(*e) for e in zip(X, Y, strict=True)]))
+    with pytest.raises(RuntimeError, match=match):
+        result.sum().backward()
+
+
+def test_a_gradient_that_is_wanted_in_later_steps_only():
+    """The first step has no gradient, the second has one of its first argument; both are one type."""
+    weight = nn.Parameter(torch.randn(6))
+    step = edbatch.cell(lambda h, x: (h * x + torch.heaviside(x, x)).tanh())
+
+    def function(x, n):
+        h = x
+        for i in range(n):
+            h = step(h, x)
+            h = h * weight if i == 0 else h
+        return h
+
+    batched = like_torch(function, X, [1, 2, 3, 4], parameters=[weight])
+    assert not any(t.runs_alone for t in batched.stats.types)
+    like_torch(function, X, [4, 2, 3, 1], parameters=[weight])

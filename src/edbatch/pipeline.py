@@ -42,7 +42,7 @@ from edbatch.planning.schedule import Policy, schedule
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
 from edbatch.runtime.forward import Compiling, Execution, Plan, make_plan
-from edbatch.runtime.needs import Needs, find_needs
+from edbatch.runtime.needs import Needs, find_needs, with_wanted_gradients
 from edbatch.stats import Stats, Stopwatch
 from edbatch.surroundings import Made, Surroundings, inside
 
@@ -97,6 +97,7 @@ class Pipeline:
         """Everything before the first number is computed."""
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+            recorded = with_wanted_gradients(recorded)
         with watch("rewrite"):
             recorded, results = rewrite(recorded, results)
         self._last_types = recorded.type_set

@@ -94,7 +94,7 @@ def test_torch_modules(name):
 
 
 def test_a_shape_that_depends_on_values():
-    with pytest.raises(edbatch.EdbatchError, match=r"getitem runs one by one and gave"):
+    with pytest.raises(edbatch.EdbatchError, match="is a mask in an index"):
         edbatch.batch(lambda x: x[x > 0].sum())(X)
 
 
@@ -140,7 +140,7 @@ def test_a_long_chain():
 
 def test_gradients_that_torch_does_not_have():
     weight = nn.Parameter(torch.ones(6, dtype=torch.float64))
-    with pytest.raises(edbatch.EdbatchError, match="no gradient for argument"):
+    with pytest.raises(edbatch.EdbatchError, match="no gradient for an argument"):
         edbatch.batch(lambda x: F.cross_entropy(x, torch.tensor(1), weight=weight))(X)
 
 

@@ -19,7 +19,7 @@ from edbatch.cells.body import Body, live_values
 from edbatch.cells.capture import Captured, capture
 from edbatch.cells.emit import emit
 from edbatch.cells.hoisting import Piece, hoist
-from edbatch.cells.kernel import Mask, Reads, Take
+from edbatch.cells.kernel import Kernel, Mask, Reads, Take
 from edbatch.cells.program import Emitted, Program
 from edbatch.cells.recapture import Recapture
 from edbatch.cells.simplify import simplify
@@ -84,7 +84,8 @@ class CompiledCell:
     programs: tuple[Emitted, Emitted]
     infer: Callable[..., None]
     verification: Verification = field(repr=False, compare=False)
-    constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which torch has no gradient
+    constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which it has no gradient
+    wanting: Callable[[Mask], Kernel] | None = field(default=None, repr=False, compare=False)  # see `wanted_gradients`
     again: Recapture | None = field(default=None, repr=False, compare=False)
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)

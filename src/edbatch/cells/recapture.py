@@ -6,12 +6,14 @@ import contextvars
 from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from edbatch.cells.capture import Captured, capture
 from edbatch.spec import Spec
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,9 +37,13 @@ class Recapture:
         )  # fmt: skip
 
     def __call__(self, cuts: Collection[int]) -> Captured:
-        return self.context.copy().run(self._capture, cuts)
+        return self.around(lambda: capture(self.function, self.rows, self.shared, cuts))
 
-    def _capture(self, cuts: Collection[int]) -> Captured:
+    def around(self, call: Callable[[], T]) -> T:
+        """What a call gives in these surroundings."""
+        return self.context.copy().run(self._around, call)
+
+    def _around(self, call: Callable[[], T]) -> T:
         before = torch.get_default_dtype()
         with ExitStack() as stack:
             stack.enter_context(torch.set_grad_enabled(self.grad))
@@ -46,4 +52,4 @@ class Recapture:
                     stack.enter_context(torch.autocast(device, dtype, enabled=on))
             stack.callback(torch.set_default_dtype, before)
             torch.set_default_dtype(self.dtype)
-            return capture(self.function, self.rows, self.shared, cuts)
+            return call()

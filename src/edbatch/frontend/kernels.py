@@ -10,15 +10,14 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from itertools import combinations
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
 
 from edbatch.cells.eager import EagerKernel
-from edbatch.cells.kernel import Kernel
-from edbatch.errors import CaptureError, RecordingError
+from edbatch.cells.kernel import Kernel, Mask
+from edbatch.errors import CaptureError, EdbatchError, GradientError, RecordingError
 from edbatch.frontend.attributes import Same
 from edbatch.frontend.marking import CellFunction, CellOptions, options_of, static_positions
 from edbatch.frontend.paths import Paths
@@ -27,6 +26,9 @@ from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
 from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.spec import Spec
 from edbatch.surroundings import Surroundings, inside
+
+if TYPE_CHECKING:
+    from edbatch.cells.compiled import CompiledCell
 
 HOOKS = "a module of the cell has hooks, which must see every call"
 WHOLE_SEQUENCE = (
@@ -171,31 +173,68 @@ def _capture(
 ) -> Kernel:
     from edbatch.cells.compiled import compile_cell  # at first use: it costs as much to import as all the rest
 
-    reason = alone
-    if cell is not None and not cell.options.batched:
-        reason = reason or cell.alone
-    failure: Exception | None = None
-    inputs = range(len(rows) + len(shared))
-    for constant in ((), *combinations(inputs, 1), *combinations(inputs, 2)):
-        if reason is not None or (cell is not None and cell.options.batched):
-            break
+    def run_as_it_is(reason: str | None) -> Kernel:
+        parameters = cell.parameters if cell is not None else ()
+        grad = Context.current().grad
+        make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
+        return inside((Surroundings(), _Undisturbed(cell.modules if cell is not None else ())), make)
+
+    def compiled(constant: tuple[int, ...]) -> CompiledCell:
+        made = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
+        made.rehearse()
+        return replace(made, constant=constant)
+
+    if cell is not None and cell.options.batched:
+        return run_as_it_is(alone)
+    reason = alone or (cell.alone if cell is not None else None)
+    if reason is not None:
+        return run_as_it_is(reason)
+    inputs = tuple(range(len(rows) + len(shared)))
+    for constant in ((), inputs) if inputs and Context.current().grad else ((),):
         try:
-            compiled = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
-            compiled.rehearse()
-            return replace(compiled, constant=constant) if constant else compiled
+            made = compiled(constant)
+            return _Wanting(made, compiled, run_as_it_is).base if constant else made
         except CaptureError as error:
-            reason = str(error)
+            return run_as_it_is(str(error))
+        except EdbatchError:
+            raise
+        except Exception as error:
+            reason = f"its body cannot be captured ({error})"
+    return run_as_it_is(reason)  # where torch's own error is raised, if it is one
+
+
+class _Wanting:
+    """Of a cell that cannot have all gradients at once: kernels with those that are wanted, and no others.
+
+    Some ops have no derivative, and some values are overwritten that a gradient would need: no matter, if none is
+    wanted. The kernel of each choice is made once.
+    """
+
+    def __init__(
+        self, cell: CompiledCell, compiled: Callable[[tuple[int, ...]], CompiledCell], eager: Callable[[str], Kernel]
+    ):
+        self.base = replace(cell, wanting=self)  # without any
+        self._compiled, self._eager = compiled, eager
+        self._kernels: dict[Mask, Kernel] = {(False,) * len(cell.constant): self.base}
+
+    def __call__(self, wanted: Mask) -> Kernel:
+        if wanted not in self._kernels:
+            assert self.base.again is not None
+            self._kernels[wanted] = self.base.again.around(lambda: self._make(wanted))
+        return self._kernels[wanted]
+
+    def _make(self, wanted: Mask) -> Kernel:
+        try:
+            constant = tuple(i for i, is_wanted in enumerate(wanted) if not is_wanted)
+            return replace(self._compiled(constant), wanting=self)
+        except CaptureError as error:
+            return self._eager(str(error))
         except RuntimeError as error:
-            failure = failure or error
-        if "not differentiable with respect to" not in str(failure):
-            break
-    if failure is not None and reason is None:
-        function(*[spec.empty().zero_() for spec in (*rows, *shared)])  # torch's own message says more
-        raise failure
-    parameters = cell.parameters if cell is not None else ()
-    grad = Context.current().grad
-    make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
-    return inside((Surroundings(), _Undisturbed(cell.modules if cell is not None else ())), make)
+            if "not differentiable with respect to" in str(error):
+                raise GradientError(
+                    f"{self.base.name}: torch has no gradient for an argument that requires one ({error}); detach() it"
+                ) from error
+            return self._eager(f"torch cannot differentiate it ({error})")
 
 
 class _Undisturbed:

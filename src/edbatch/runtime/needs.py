@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edbatch.cells.kernel import Mask
-from edbatch.errors import GradientError
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import SlotTable
@@ -84,12 +83,26 @@ def _fixpoint(
         before, differentiable = differentiable, np.array(now, dtype=np.bool_)
         if np.array_equal(before, differentiable):
             break
-    for t, node_type in enumerate(types):
-        for i in getattr(node_type.kernel, "constant", ()):
-            if (*rows[t], *shared[t])[i]:
-                raise GradientError(
-                    f"{node_type.name}: torch has no gradient for argument {i}, but it requires one; detach() it"
-                )
     wanted = reached_outputs(table, by_output, differentiable, slots, results)
     outs = tuple(tuple(wanted[table.output_starts[t] : table.output_starts[t + 1]].tolist()) for t in range(len(types)))
     return Needs(rows, shared, outs, differentiable, by_output)
+
+
+def with_wanted_gradients(recording: Recording) -> Recording:
+    """The recording with kernels that have the gradients wanted here, of cells that cannot have all of them at once."""
+    while any(getattr(node_type.kernel, "wanting", None) for node_type in recording.node_types):
+        needs = find_needs(recording, np.zeros(len(recording.table.output_arenas), dtype=np.bool_))
+        types = tuple(map(_wanting, recording.node_types, needs.rows, needs.shared))
+        if types == recording.node_types:
+            break
+        recording = replace(recording, node_types=types)
+    return recording
+
+
+def _wanting(node_type: NodeType, rows: Mask, shared: Mask) -> NodeType:
+    kernel = node_type.kernel
+    wanting, given = getattr(kernel, "wanting", None), len(shared) - len(kernel.bound)
+    now = wanting and wanting((*rows, *shared[:given]))
+    if wanting is None or now is kernel:
+        return node_type
+    return replace(node_type, kernel=now, shared=(*node_type.shared[:given], *now.bound))
