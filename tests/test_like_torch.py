@@ -209,3 +209,52 @@ def test_a_gradient_that_is_wanted_in_later_steps_only():
     batched = like_torch(function, X, [1, 2, 3, 4], parameters=[weight])
     assert not any(t.runs_alone for t in batched.stats.types)
     like_torch(function, X, [4, 2, 3, 1], parameters=[weight])
+
+
+# ---- views among the results of a cell
+
+
+def overwrite_after_chunk(x):
+    doubled = x * 2
+    half = doubled.chunk(2)[0]
+    doubled += 1
+    return doubled, half
+
+
+def test_a_view_whose_gradient_torch_refuses_and_nobody_wants():
+    """Of several views made at once none can be differentiated once their base is written."""
+    cell = edbatch.cell(overwrite_after_chunk)
+    like_torch(lambda x: cell(x)[0] * 3, XG)
+    like_torch(cell, X)
+    with pytest.raises(RuntimeError, match="Output 0 of Split"):
+        edbatch.batch(cell, stack=False)(XG)[0][1].sum().backward()
+
+
+@pytest.mark.parametrize("split", [lambda x: x.chunk(2), lambda x: x.split(4), torch.unbind, lambda x: x.topk(2)])
+def test_several_views_as_results(split, compilation):
+    weight = nn.Parameter(torch.randn(6))
+    cell = edbatch.cell(lambda x: (x * weight, split(x * weight)[0], split(x)))
+    like_torch(cell, XG, parameters=[weight])
+    like_torch(lambda x: cell(x)[0], X, parameters=[weight])
+    like_torch(lambda x: cell(x)[1] * 2, X, parameters=[weight])
+
+
+def without_grad_after(x):
+    doubled = x * 2
+    with torch.no_grad():
+        return doubled, doubled.view(2, 3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.no_grad()(lambda x: x.view(2, 3)),
+        torch.no_grad()(lambda x: x.chunk(2)),
+        torch.no_grad()(lambda x: x[0]),
+        without_grad_after,
+    ],
+)
+def test_views_made_without_grad_as_results(function):
+    like_torch(edbatch.cell(function), X)
+    like_torch(edbatch.cell(function), XG)
+    like_torch(lambda x: edbatch.cell(function)(x * 2), XG)

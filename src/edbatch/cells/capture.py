@@ -152,7 +152,7 @@ class _Trace:
             raise CaptureError("the body writes into a parameter or buffer in place")
 
     def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], retain: bool) -> tuple[Any, Any, Any]:
-        roots = [(o, self.input("tangent", Spec.of(o))) if o.requires_grad else None for o in outs]
+        roots = [(o, self.input("tangent", Spec.of(o))) if _has_gradient(o) else None for o in outs]
         found = [root for root in roots if root is not None]
         tangent_of = [None if root is None else self.value(root[1]) for root in roots]
         wanted = [t for t in (*leaves, *self.shared) if t.requires_grad]
@@ -163,6 +163,11 @@ class _Trace:
             grads = {id(t): None if g is None else self.value(g) for t, g in zip(wanted, results, strict=True)}
         row_grads = [grads.get(id(t)) for t in leaves]
         return row_grads, [grads.get(id(t)) for t in self.shared], tangent_of
+
+
+def _has_gradient(out: torch.Tensor) -> bool:
+    """Whether a gradient flows back from a result. A view made under no_grad says so of itself, and none does."""
+    return out.requires_grad and (out.grad_fn is not None or not out._is_view())
 
 
 def _differentiate(

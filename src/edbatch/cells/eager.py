@@ -106,13 +106,14 @@ class EagerKernel:
     ) -> list[Tensor]:
         result = self.function(*rows, *shared[: len(shared) - len(self.bound)])
         values = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
-        for value, spec, out in zip(values, self.outputs, outs, strict=True):
-            if value.shape != out[place].shape or value.dtype != spec.dtype:
-                raise BatchError(
-                    f"{self.name} runs one by one and gave {Spec.of(value)} where {spec} was expected; its results "
-                    "must have the same shapes and dtypes for operands of the same shapes, whatever their values"
-                )
-            out[place].copy_(value.detach())
+        with torch.no_grad(), torch._C.DisableTorchFunction():  # some views may no longer be asked for their gradient
+            for value, spec, out in zip(values, self.outputs, outs, strict=True):
+                if value.shape != out[place].shape or value.dtype != spec.dtype:
+                    raise BatchError(
+                        f"{self.name} runs one by one and gave {Spec.of(value)} where {spec} was expected; its results "
+                        "must have the same shapes and dtypes for operands of the same shapes, whatever their values"
+                    )
+                out[place].copy_(value)
         return values
 
     def places(self, B: int) -> list[Any]:
