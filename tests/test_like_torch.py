@@ -258,3 +258,41 @@ def test_views_made_without_grad_as_results(function):
     like_torch(edbatch.cell(function), X)
     like_torch(edbatch.cell(function), XG)
     like_torch(lambda x: edbatch.cell(function)(x * 2), XG)
+
+
+# ---- values without elements
+
+TABLE = nn.Parameter(torch.zeros(2, 0))
+OF_NOTHING = {
+    "mse": lambda x: F.mse_loss(x, x * 2),
+    "smooth": lambda x: F.smooth_l1_loss(x, x * 2),
+    "huber": lambda x: F.huber_loss(x, x * 2),
+    "mean": lambda x: (x.mean(), x.mean(0)),
+    "var": lambda x: x.var(),
+    "norm": lambda x: x.norm(),
+    "median": lambda x: x.median(),
+    "softmax": lambda x: x.softmax(-1),
+    "cat": lambda x: torch.cat([x, x * 2]),
+    "max": lambda x: x.max(),
+    "stack flip": lambda x: torch.stack([x, x * 2]).flip(0),
+    "stack mean": lambda x: torch.stack([x, x * 2]).mean(),
+    "stack softmax": lambda x: torch.stack([x, x * 2]).softmax(0),
+    "linear": lambda x: F.linear(x, TABLE) if x.shape[-1] == 0 else x,
+    "product": lambda x: x @ x.new_zeros(x.shape[-1], 2),
+}
+
+
+@pytest.mark.filterwarnings("ignore:var\\(\\):UserWarning", "ignore:std_mean\\(\\):UserWarning")
+@pytest.mark.parametrize("shape", [(0,), (0, 3), (3, 0)], ids=str)
+@pytest.mark.parametrize("name", OF_NOTHING)
+def test_values_without_elements(name, shape, compilation):
+    function, column = OF_NOTHING[name], torch.zeros(2, *shape, requires_grad=True)
+    try:
+        function(column[0])
+    except (RuntimeError, IndexError) as error:
+        with pytest.raises(type(error)):
+            edbatch.batch(function)(column)
+        return
+    like_torch(function, column)
+    like_torch(function, column.detach())
+    like_torch(edbatch.cell(function), column)

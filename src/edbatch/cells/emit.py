@@ -101,7 +101,10 @@ class Emitter:
         memory = self.memory[value.index]
         if form not in memory.forms:
             source = next(iter(memory.forms.values()))
-            size = f"-1, {form[1]}" if form[:1] == ("flat",) else _size(form) if self.is_row(value) else f"{form}"
+            if form[:1] == ("flat",):
+                size = f"-1, {form[1]}" if form[1] else f"B * {math.prod(self.spec(value).shape[:-1])}, 0"
+            else:
+                size = _size(form) if self.is_row(value) else f"{form}"
             memory.forms[form] = self.assign(value, f"{source}.reshape({size})", memory.pinned)
         return memory.forms[form]
 
@@ -279,7 +282,8 @@ _TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_gra
 
 def flat_form(shape: tuple[int, ...], width: int) -> Form:
     """The key of [-1, width]: with one line per row it is the plain [B, width]."""
-    return (width,) if math.prod(shape) == width else ("flat", width)
+    is_one = math.prod(shape) == width if width else math.prod(shape[:-1]) == 1
+    return (width,) if is_one else ("flat", width)
 
 
 def add_up(sums: dict[int, torch.Tensor], key: int, rows: torch.Tensor) -> None:

@@ -51,7 +51,10 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for decompose in (self.table.get(func), func.decompose if func not in KEEP and _is_composite(func) else None):
             if decompose is not None:
                 with self:
-                    result = decompose(*args, **kwargs)
+                    try:
+                        result = decompose(*args, **kwargs)
+                    except ZeroDivisionError:  # torch's own, by the number of elements: then the op stays whole
+                        continue
                 if result is not NotImplemented:
                     return result
         if func in _LIFT and id(args[0]) not in self.value_of:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,7 +52,8 @@ class Verification:
 
     def _rehearse(self, play: Callable[[Scene], None]) -> None:
         if self._is_cheap():
-            with suppress(CaptureError), _rehearsing():
+            is_sure = any(0 in spec.shape for spec in self.rows)  # what has no elements suits as well as any other
+            with nullcontext() if is_sure else suppress(CaptureError), _rehearsing():
                 play(Scene("cpu"))
                 return
         with _rehearsing():

@@ -229,7 +229,7 @@ class _Wanting:
             return replace(self._compiled(constant), wanting=self)
         except CaptureError as error:
             return self._eager(str(error))
-        except RuntimeError as error:
+        except Exception as error:
             if "not differentiable with respect to" in str(error):
                 raise GradientError(
                     f"{self.base.name}: torch has no gradient for an argument that requires one ({error}); detach() it"

@@ -79,10 +79,10 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
     whole = Spec((length, *spec.shape), spec.dtype, spec.device)
 
     def run(operands: Any, outs: Any) -> None:
-        outs[0].copy_(operands[0].view(-1, *whole.shape))
+        outs[0].copy_(operands[0].view(outs[0].shape))
 
     def gradient(operands: Any, outs: Any, grads: Any) -> Any:
-        return grads[0].reshape(-1, *spec.shape)
+        return grads[0].flatten(0, 1)
 
     def make() -> NodeType:
         kernel = SegmentKernel(
