@@ -1,5 +1,7 @@
 """What torch does without complaint a batched function does too: the same values and gradients as a plain loop."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -296,3 +298,31 @@ def test_values_without_elements(name, shape, compilation):
     like_torch(function, column)
     like_torch(function, column.detach())
     like_torch(edbatch.cell(function), column)
+
+
+# ---- products of several dtypes
+
+DTYPES = (torch.float32, torch.float64, torch.int64, torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtypes", list(itertools.product(DTYPES, DTYPES, DTYPES)), ids=str)
+def test_products_of_several_dtypes(dtypes):
+    """As torch does: some take them, the others raise torch's own error."""
+    for product, shapes in (
+        (torch.addr, ((3, 3), (3,), (3,))),
+        (torch.addmv, ((3,), (3, 2), (2,))),
+        (torch.addmm, ((3, 4), (3, 2), (2, 4))),
+        (torch.baddbmm, ((1, 3, 4), (1, 3, 2), (1, 2, 4))),
+        (torch.addcmul, ((3,), (3,), (3,))),
+    ):
+        columns = [(torch.randn(2, *s) * 4).to(d) for s, d in zip(shapes, dtypes, strict=True)]
+        if columns[0].is_floating_point() and dtypes[0] == dtypes[1] == dtypes[2]:
+            columns[0].requires_grad_()
+        try:
+            product(*[c[0] for c in columns])
+        except RuntimeError as error:
+            with pytest.raises(RuntimeError) as caught:
+                edbatch.batch(product)(*columns)
+            assert str(error).split("\n")[0] in str(caught.value)
+        else:
+            like_torch(product, *columns)

@@ -57,6 +57,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.mean.default: lambda x, dtype=None: aten.mean.dim(x, list(range(x.ndim)), False, dtype=dtype),
         aten.max.default: lambda x: aten.amax(x, list(range(x.ndim))),
         aten._trilinear.default: _trilinear,
+        aten.baddbmm.default: _baddbmm,
         aten.split.Tensor: _split,
         aten.mv.default: lambda m, v: aten.mm(m, v.unsqueeze(1)).squeeze(1),
         aten.dot.default: lambda a, b: aten.mm(a.unsqueeze(0), b.unsqueeze(1)).reshape(()),
@@ -121,6 +122,13 @@ def _split(x: torch.Tensor, size: int, dim: int = 0) -> Any:
         return _core()[aten.split.Tensor](x, size, dim)
     starts = range(0, x.shape[dim], size)
     return aten.split_with_sizes.default(x, [min(size, x.shape[dim] - start) for start in starts], dim)
+
+
+def _baddbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> Any:
+    """torch's own decomposition also takes operands of several dtypes, which the op does not."""
+    if not x.dtype == a.dtype == b.dtype:
+        raise RuntimeError(f"baddbmm of operands of different dtypes: {x.dtype}, {a.dtype}, {b.dtype}")
+    return _core()[aten.baddbmm.default](x, a, b, **factors)
 
 
 def _trilinear(
