@@ -308,3 +308,42 @@ def test_whole_sequence_modules_say_what_to_use():
     batched = edbatch.batch(lambda x: lstm(torch.stack([x, x * 2]))[0])
     batched(X)
     assert "LSTMCell" in batched.explain()
+
+
+def squares(x):
+    return (x**2).sum()
+
+
+TRANSFORMS = {
+    "autograd.grad": lambda x: torch.autograd.grad(squares(x), x),
+    "func.grad": torch.func.grad(squares),
+    "func.vjp": lambda x: torch.func.vjp(squares, x)[0],
+    "func.jvp": lambda x: torch.func.jvp(squares, (x,), (x,))[1],
+    "func.vmap": torch.func.vmap(lambda y: y * 2),
+    "func.jacfwd": torch.func.jacfwd(squares),
+    "func.hessian": torch.func.hessian(squares),
+    "vmap over a parameter": lambda x: torch.func.vmap(lambda w: w @ x)(nn.Parameter(torch.ones(2, 3))),
+    "jacobian": lambda x: torch.autograd.functional.jacobian(squares, x),
+    "hvp": lambda x: torch.autograd.functional.hvp(squares, x, x)[1],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own use of it
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_gradients_inside_the_function(name):
+    function = TRANSFORMS[name]
+    with pytest.raises(RecordingError, match=r"put all of it into a cell \(edbatch.cell\)"):
+        run(function)
+    if name != "vmap over a parameter":  # a new one in every call, which a cell cannot know
+        grad = [x.clone().requires_grad_() for x in X]
+        ours, theirs = run(edbatch.cell(function), grad), [function(x) for x in grad]
+        torch.testing.assert_close(list(ours), theirs)
+
+
+def test_backward_inside_a_cell():
+    linear = nn.Linear(3, 3)
+    for backward in (torch.Tensor.backward, torch.autograd.backward, lambda loss: torch.autograd.backward([loss])):
+        for mark in (edbatch.cell, lambda function: function):
+            with pytest.raises(RecordingError, match="return the loss"):
+                run(mark(lambda x, backward=backward: backward(linear(x).sum())))
+    assert linear.weight.grad is None

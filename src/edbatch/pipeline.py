@@ -34,6 +34,7 @@ from edbatch.frontend.paths import Paths
 from edbatch.frontend.pieces import PieceRecorder
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
+from edbatch.frontend.refusals import explained
 from edbatch.frontend.results import Results
 from edbatch.frontend.rewrite import rewrite
 from edbatch.frontend.type_set import TypeSet, TypeSets
@@ -167,8 +168,11 @@ class Pipeline:
                 outputs.append(self.function(*values, **keywords))
                 recorder.end(outputs[-1])
             except Exception as error:
-                error.add_note(_where(i, error) + _hint(len(examples), keywords))
-                raise
+                clear = explained(error)
+                clear.add_note(_where(i, error) + _hint(len(examples), keywords))
+                if clear is error:
+                    raise
+                raise clear from error
         return outputs
 
     def _needs(self, plan: Plan, results: Results) -> Needs | None:

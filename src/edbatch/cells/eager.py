@@ -19,6 +19,9 @@ from edbatch.errors import BatchError, RecordingError
 from edbatch.spec import Spec
 
 
+_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
+
+
 class _Touched(TorchFunctionMode):
     """Collects the tensors with gradient that a function touches beside its arguments."""
 
@@ -28,7 +31,7 @@ class _Touched(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad:
+            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad and not _is_wrapped(leaf):
                 self.tensors[id(leaf)] = leaf
         return func(*args, **(kwargs or {}))
 

@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from edbatch.cells.decompose import EQUAL_CALLS
 from edbatch.cells.in_place import is_in_place
-from edbatch.errors import CaptureError
+from edbatch.errors import CaptureError, RecordingError
 from edbatch.modules import modules_of
 
 
@@ -32,6 +32,11 @@ class Lend(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_in_place(func) and args and isinstance(args[0], torch.Tensor) and self.stand_in(args[0]) is not args[0]:
             raise CaptureError("the body writes into a parameter or buffer in place")
+        if func in (torch.Tensor.backward, torch.autograd.backward):
+            raise RecordingError(
+                "backward was called inside a cell, where gradients cannot be added up; return the loss, and call backward "
+                "on what the batched function returns, or use torch.autograd.grad"
+            )
         args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
         if func in EQUAL_CALLS:
             return EQUAL_CALLS[func](*args, **kwargs)

@@ -2,13 +2,34 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from edbatch.cells.in_place import IN_PLACE_OPERATORS, is_in_place
-from edbatch.errors import InPlaceError, RecordingError, ValueReadError
+from edbatch.errors import EdbatchError, InPlaceError, RecordingError, ValueReadError
+
+TRANSFORMS = (
+    "a gradient, or a transform of torch.func or torch.autograd.functional, was asked for inside the batched function, "
+    "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply it "
+    "to single examples, outside"
+)
+_TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")
+
+
+def explained(error: Exception) -> Exception:
+    """The error of a user's function; if a transform was given lazy values, one that says so.
+
+    torch offers no hook there: its transforms look for tensors and complain.
+    """
+    frames = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    is_clear = isinstance(error, EdbatchError) and not isinstance(error, InPlaceError)
+    in_cell = any(name.endswith("edbatch/frontend/kernels.py") for name in frames)
+    if is_clear or in_cell or not any(part in name for part in _TRANSFORMS for name in frames):
+        return error
+    return RecordingError(f"{TRANSFORMS}. torch says: {error}")
 
 
 def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -19,11 +40,13 @@ def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
             "torch.tensor reads its values, but lazy values have none while examples are recorded; use "
             "torch.stack(values)"
         )
-    if func is torch.Tensor.backward:
+    if func in (torch.Tensor.backward, torch.autograd.backward):
         raise RecordingError(
             "backward was called inside the batched function, where values do not exist yet; return the loss, and call "
             "backward on what the batched function returns"
         )
+    if func is torch.autograd.grad:
+        raise RecordingError(TRANSFORMS)
     if name == "__setitem__":
         raise InPlaceError(
             "a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "

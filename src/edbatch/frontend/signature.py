@@ -131,7 +131,7 @@ class Parts:
     def _other(self, value: Any, static: bool) -> Any:
         children, structure = pytree.tree_flatten(value)
         if not structure.is_leaf():
-            self.key.append((structure, len(children)))
+            self.key.append(Structure(type(value), structure))
             return structure.unflatten([Child(self.take(child, static=static)) for child in children])
         try:
             hash(None if isinstance(value, nn.Module) else value)
@@ -148,6 +148,21 @@ class Parts:
         else:
             self.key.append(value if isinstance(value, enum.Enum) else (type(value), value))
         return value
+
+
+class Structure:
+    """The structure of a user's own container as a part of a key. Not all versions of torch can hash theirs."""
+
+    __slots__ = ("kind", "tree")
+
+    def __init__(self, kind: type, tree: pytree.TreeSpec):
+        self.kind, self.tree = kind, tree
+
+    def __hash__(self) -> int:
+        return hash((self.kind, self.tree.num_leaves))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Structure) and self.kind is other.kind and self.tree == other.tree
 
 
 @dataclass(frozen=True)
