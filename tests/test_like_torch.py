@@ -1,5 +1,6 @@
 """What torch does without complaint a batched function does too: the same values and gradients as a plain loop."""
 
+import collections
 import itertools
 
 import numpy as np
@@ -7,10 +8,12 @@ import pytest
 import torch
 from like_torch import like_torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
+from torch.utils import _pytree as pytree
 
 import edbatch
-from edbatch.errors import ValueReadError
+from edbatch.errors import BatchError, ValueReadError
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 XG = X.clone().requires_grad_()
@@ -326,3 +329,65 @@ def test_products_of_several_dtypes(dtypes):
             assert str(error).split("\n")[0] in str(caught.value)
         else:
             like_torch(product, *columns)
+
+
+# ---- containers, transforms around a batched function
+
+
+Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024
+
+
+def test_containers_on_versions_of_torch_that_cannot_hash_their_structure(monkeypatch):
+    monkeypatch.setattr(pytree.TreeSpec, "__hash__", None)
+    cell = edbatch.cell(lambda pair, rest: pair.left * pair.right + rest["x"])
+    like_torch(lambda x: cell(Pair(x, 2.0), collections.OrderedDict(x=x * 2)), XG)
+    batched = like_torch(lambda x, n: cell(Pair(x, n), {"x": x}) + cell(Pair(n, x), {"x": x}), XG, [0.5, 1.0, 2.0, 3.0])
+    assert [t.num_batches for t in batched.stats.types] == [1] * 3  # two orders of arguments, and the sum
+
+
+def test_functional_call_of_a_batched_function():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear, self.scale = nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+
+        def forward(self, x):
+            return torch.tanh(self.linear(x)) * self.scale + self.linear.bias[0]
+
+    model = Model()
+    batched = edbatch.batch(model)
+    batched(X)
+    for _ in range(2):
+        other = {name: torch.randn_like(p).requires_grad_() for name, p in model.named_parameters()}
+        ours = torch.func.functional_call(batched, other, (X,))
+        theirs = torch.stack([torch.func.functional_call(model, other, (x,)) for x in X])
+        torch.testing.assert_close(ours, theirs)
+        for a, b in zip(*(torch.autograd.grad(r.sum(), list(other.values())) for r in (ours, theirs)), strict=True):
+            torch.testing.assert_close(a, b)
+    torch.testing.assert_close(batched(X), torch.stack([model(x) for x in X]))
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")  # torch's own use of it
+def test_forward_mode_and_transforms_around_a_batched_function():
+    weight = nn.Parameter(torch.randn(6))
+    batched = edbatch.batch(lambda x, scale=1.0: (x * weight * scale).sum())
+    for transformed in (
+        lambda: torch.func.grad(lambda x: batched(x).sum())(X),
+        lambda: torch.func.vmap(batched)(X.expand(3, 4, 6)),
+        lambda: torch.func.jvp(batched, (X,), (X,)),
+        lambda: torch.func.jacrev(batched)(X),
+    ):
+        with pytest.raises(BatchError, match="one_by_one"):
+            transformed()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(X, X)
+        for columns, keywords in (((dual,), {}), (([[d] for d in dual],), {}), ((X,), {"scale": dual[0]})):
+            function = edbatch.batch(lambda x, scale=1.0: (x[0] * weight * scale).sum())
+            with pytest.raises(BatchError, match="forward mode"):
+                function(*columns, **keywords)
+        dual_weight = forward_ad.make_dual(weight, torch.ones(6))
+        with pytest.raises(BatchError, match="forward mode"):
+            edbatch.batch(lambda x: x * dual_weight)(X)
+        torch.testing.assert_close(batched(X), (X * weight).sum(1))
+        assert forward_ad.unpack_dual(batched.one_by_one(dual)).tangent is not None
+    torch.testing.assert_close(torch.func.grad(lambda x: batched.one_by_one(x).sum())(X), weight.expand(4, 6))

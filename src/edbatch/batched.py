@@ -12,6 +12,7 @@ from edbatch.errors import BatchError
 from edbatch.explain import explain
 from edbatch.frontend.interception import one_by_one
 from edbatch.frontend.marking import active, plain_loop
+from edbatch.frontend.refusals import refuse_transforms
 from edbatch.frontend.results import STACKS, Results
 from edbatch.pipeline import Pipeline, zip_columns
 from edbatch.planning import policies
@@ -88,6 +89,7 @@ class Batched(nn.Module):
             return self._inside_another(columns, keywords)
         if plain_loop.get() or _is_eager():
             return self.one_by_one(*columns, **keywords)
+        refuse_transforms()
         result, self.stats = self.pipeline(columns, keywords, self.policy, self.stack)
         return result
 

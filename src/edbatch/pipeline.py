@@ -17,6 +17,7 @@ import os
 import traceback
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from edbatch.frontend.paths import Paths
 from edbatch.frontend.pieces import PieceRecorder
 from edbatch.frontend.recorder import Recorder
 from edbatch.frontend.recording import Recording
-from edbatch.frontend.refusals import explained
+from edbatch.frontend.refusals import explained, refuse_tangents
 from edbatch.frontend.results import Results
 from edbatch.frontend.rewrite import rewrite
 from edbatch.frontend.type_set import TypeSet, TypeSets
@@ -98,6 +99,7 @@ class Pipeline:
         """Everything before the first number is computed."""
         with watch("record"):
             recorded, results = self.record(columns, keywords)
+            refuse_tangents(chain(recorded.outside, (t for kind in recorded.node_types for t in kind.shared)))
             recorded = with_wanted_gradients(recorded)
         with watch("rewrite"):
             recorded, results = rewrite(recorded, results)

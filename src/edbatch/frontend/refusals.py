@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
+from torch.autograd import forward_ad
 
 from edbatch.cells.in_place import IN_PLACE_OPERATORS, is_in_place
-from edbatch.errors import EdbatchError, InPlaceError, RecordingError, ValueReadError
+from edbatch.errors import BatchError, EdbatchError, InPlaceError, RecordingError, ValueReadError
 
 TRANSFORMS = (
     "a gradient, or a transform of torch.func or torch.autograd.functional, was asked for inside the batched function, "
@@ -59,3 +60,23 @@ def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         )
     if kwargs.get("out") is not None:
         raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
+
+
+def refuse_transforms() -> None:
+    """Raises if a transform of torch.func is around a batched call: it would not see what is computed."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise BatchError(
+            "a batched function was called inside torch.func.vmap, grad, jvp or the like, which cannot see into it; use "
+            "batched.one_by_one(...) there, or backward() for gradients"
+        )
+
+
+def refuse_tangents(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises if one of the tensors that a batched call reads has a tangent, which would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise BatchError(
+            "a tensor with a tangent (forward mode of torch.autograd) was given to a batched function, which has "
+            "gradients in reverse mode only; use batched.one_by_one(...) there"
+        )
