@@ -12,11 +12,12 @@ def can_write(path: Path) -> bool:
     return path.parent.is_dir() and os.access(path.parent, os.W_OK) and not path.is_dir()
 
 
-def write_atomically(path: Path, content: bytes) -> None:
+def write_atomically(path: Path, content: bytes, mode: int = 0o666) -> None:
     """Write all of the file or, if anything fails, nothing; an older file of that name stays until then."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     try:
-        with open(temporary, "xb") as file:  # not tempfile's, which only the owner could read
+        # not tempfile's, which only the owner could read
+        with open(temporary, "xb", opener=lambda name, flags: os.open(name, flags, mode)) as file:
             file.write(content)
         os.replace(temporary, path)
     except BaseException:

@@ -159,7 +159,6 @@ def test_floor(mode, monkeypatch):
     assert {spread["rounds"] for spread in launch["microseconds_per_launch"].values()} == {2}
     first = result["first_call_seconds"]
     assert first["nothing compiled"]["rounds"] == first["from disk"]["rounds"] == 3
-    assert all(e["NUMBA_CACHE_DIR"] == e["EDBATCH_CACHE"] for e in environments)
     assert environments[::2] == environments[1::2], "the second process of a pair finds what the first has compiled"
     assert len({e["EDBATCH_CACHE"] for e in environments}) == 3
     console = Console(width=150, file=io.StringIO())

@@ -150,7 +150,7 @@ def first_use(code: str, repeats: int) -> tuple[Spread, Spread]:
     empty, filled = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
-            environment = {"NUMBA_CACHE_DIR": folder, "EDBATCH_CACHE": folder}
+            environment = {"EDBATCH_CACHE": folder}
             empty.append(_in_fresh_process(code, environment))
             filled.append(_in_fresh_process(code, environment))
     return Spread.of(empty), Spread.of(filled)

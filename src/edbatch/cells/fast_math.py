@@ -1,8 +1,7 @@
 """Elementwise functions for generated kernels: scalar functions that LLVM inlines and vectorises in the caller's loop.
 
-In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name. Numba's disk
-cache does not notice that a cached kernel includes older versions of these functions: whoever caches kernels puts this
-file into the key.
+In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name. Kernels
+include them: whoever keeps compiled kernels puts this file into the key.
 
 The float32 functions are ours. They stay within a relative error of 1e-6 of the true value wherever that is a normal
 number, keep NaN, have their exact limits at the infinities and give a zero the sign torch gives it; where torch answers
@@ -24,24 +23,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numba import njit
 
+from edbatch.cells import intrinsics
 from edbatch.cells.intrinsics import exponent, leading_bits, mantissa, times_power_of_two
+from edbatch.machine_code import MachineCode, digest
 
+_CODE = MachineCode("", sources=digest(Path(file) for file in (__file__, intrinsics.__file__)))
 _FUNCTION: dict[str, Any] = {
     "fastmath": {"contract"},  # for these functions alone: what a kernel inlines keeps the flags it was compiled with
     "error_model": "numpy",
-    "cache": True,
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
 }
 
 
 def _function(function: Callable[..., Any]) -> Callable[..., Any]:
-    return njit(**_FUNCTION)(function)  # type: ignore[no-any-return]
+    return _CODE.function(function, **_FUNCTION)  # type: ignore[no-any-return]
 
 
 # ---- float32

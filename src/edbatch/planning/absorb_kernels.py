@@ -6,13 +6,12 @@ their terms. `readers` says for each slot of each type whether it is to read the
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
-from numba import njit
 
-from edbatch.planning.frontier import KERNEL
+from edbatch.planning.frontier import kernel
 from edbatch.planning.layout_kernels import DATA, MASK, entries, renumbered
 
 
-@njit(**KERNEL)
+@kernel
 def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results):
     """Which of the slots that can take sums read one, where each node's args begin, and which sums stay."""
     n = len(types)
@@ -34,7 +33,7 @@ def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results)
     return readers, begin, stays
 
 
-@njit(**KERNEL)
+@kernel
 def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays):
     """The launches saved and the rows read in addition when readers read the terms themselves; the room for their args.
 
@@ -71,7 +70,7 @@ def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays)
     return most_before - most_after, rows, room
 
 
-@njit(**KERNEL)
+@kernel
 def absorb(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays, room):
     """The types and args of the nodes that are left, and the new number of every node, -1 where it vanished.
 

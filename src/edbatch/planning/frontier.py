@@ -1,8 +1,7 @@
 """Launching a graph type by type: the simulation that policies share, and the policies' loops over it, in numba.
 
-In: a graph's flat arrays. Out: (order, starts, batch_types) of a schedule. Compiled once, then loaded from numba's disk
-cache; import this module inside functions only, since numba takes 0.3 s to import. Numba notices edits of a file but
-not of files it calls: after an edit here, touch `beam` and `machine`, whose compiled code includes it.
+In: a graph's flat arrays. Out: (order, starts, batch_types) of a schedule. Compiled once, then loaded from the
+cache folder; import this module inside functions only, since numba takes 0.3 s to import.
 
 A policy is one loop: `open_frontier`, then until nothing waits choose a type with `head[t] < tail[t]` and `launch` it,
 then `close`. Nodes that became ready since the last look are the new part of `queue[head[t]:tail[t]]` of each type.
@@ -10,36 +9,31 @@ then `close`. Nodes that became ready since the last look are the new part of `q
 
 from __future__ import annotations
 
-import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
-from numba import njit
 
+from edbatch.machine_code import MachineCode, digest
 from edbatch.planning.graph import Ints
 
 Batches = tuple[Ints, Ints, Ints]
 F = TypeVar("F", bound=Callable[..., Any])
 
-_CACHE = Path(__file__).parent / "__pycache__"
-if "NUMBA_CACHE_DIR" not in os.environ and os.access(_CACHE.parent, os.W_OK) and not any(_CACHE.glob("*.nbi")):
-    logging.getLogger("edbatch").warning("compiling edbatch's own planning (once per installation; some 20 s)")
-
+# All of planning takes part: the compiled code of a function includes what it calls in other files.
+_CODE = MachineCode("edbatch's own planning functions, some 20 s", sources=digest(Path(__file__).parent.glob("*.py")))
 # Entry points that nobody calls are not compiled: that shortens the first use.
-KERNEL: dict[str, Any] = {"cache": True, "no_cfunc_wrapper": True}
-INNER: dict[str, Any] = {**KERNEL, "no_cpython_wrapper": True}
+_OPTIONS: dict[str, Any] = {"no_cfunc_wrapper": True}
 
 
 def kernel(function: F) -> F:
-    return cast(F, njit(**KERNEL)(function))
+    return cast(F, _CODE.function(function, **_OPTIONS))
 
 
 def inner(function: F) -> F:
     """For functions that only kernels call."""
-    return cast(F, njit(**INNER)(function))
+    return cast(F, _CODE.function(function, **_OPTIONS, no_cpython_wrapper=True))
 
 
 class Frontier(NamedTuple):

@@ -2,13 +2,12 @@
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
-from numba import njit
 
-from edbatch.planning.frontier import INNER, KERNEL
+from edbatch.planning.frontier import inner, kernel
 from edbatch.planning.layout_kernels import DATA, MASK, entries, renumbered
 
 
-@njit(**KERNEL)
+@kernel
 def recurrent_slots(types, args, slot_starts, slot_kinds):
     """For every slot: is it read from a type that in turn reads, over however many others, from the slot's own type?"""
     num_types = len(slot_starts) - 1
@@ -35,7 +34,7 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
     return found
 
 
-@njit(**INNER)
+@inner
 def components(inputs):
     """The strongly connected component of each vertex, by Kosaraju: `inputs[a, b]` says that a reads from b."""
     n = len(inputs)
@@ -69,7 +68,7 @@ def components(inputs):
     return component
 
 
-@njit(**KERNEL)
+@kernel
 def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, in_ahead, in_main, num_results):
     """Every node of a type with an ahead type as two nodes, the one ahead first, unless an equal one is there already;
     all types and references as they are numbered then.
@@ -125,7 +124,7 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
     return split_types[:node], split_args[:out], node_of
 
 
-@njit(**INNER)
+@inner
 def find(known, types, args, wanted, begin, end):
     """The place in a hash table of a node of a type with the args from `begin` to `end`: empty if there is none."""
     code = wanted

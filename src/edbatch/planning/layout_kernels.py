@@ -1,22 +1,17 @@
-"""The loops of `layout.py`, compiled by numba; imported at first use only.
-
-Numba notices edits of a file but not of files it calls: after an edit of `entries` or `renumbered`, touch the kernels
-of absorbing, hoisting and pieces, whose compiled code includes them.
-"""
+"""The loops of `layout.py`, compiled by numba; imported at first use only."""
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
-from numba import njit
 
-from edbatch.planning.frontier import INNER, KERNEL
+from edbatch.planning.frontier import inner, kernel
 
 # The values of layout.Slot, as constants that numba can see.
 ONE, REPEAT, ROWS, LIST, SUM, MEAN, SUM_ROWS, DATA, OFFSETS = range(9)
 MASK = (1 << 32) - 1
 
 
-@njit(**INNER)
+@inner
 def entries(kind, args, at):
     """Where the entries of a slot begin and end whose args begin at `at`; the next slot's args begin at that end.
 
@@ -29,13 +24,13 @@ def entries(kind, args, at):
     return at, at + (kind != OFFSETS)
 
 
-@njit(**INNER)
+@inner
 def renumbered(ref, place):
     """The reference when nodes are numbered anew: node i as `place[i]`."""
     return ref if ref < 0 else place[ref & MASK] + (ref & ~MASK)
 
 
-@njit(**KERNEL)
+@kernel
 def edges(types, args, slot_starts, slot_kinds):
     inputs, offsets = np.empty(len(args), np.int64), np.empty(len(types) + 1, np.int64)
     at, out = 0, 0
@@ -52,7 +47,7 @@ def edges(types, args, slot_starts, slot_kinds):
     return inputs, offsets
 
 
-@njit(**KERNEL)
+@kernel
 def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types):
     """Positions of nodes and of their rows among those of their type, in launch order, and what `fill` must know.
 
@@ -118,7 +113,7 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
     return position, row_position, length, arg_begin, size, of_types, of_batches, of_batches.ctypes.data
 
 
-@njit(**KERNEL)
+@kernel
 def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, outside):
     """The first outputs of all types lie side by side, then the second ones: what one operand reads of several types
     is then often one range."""
@@ -136,7 +131,7 @@ def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, o
     return base, arena_rows
 
 
-@njit(**KERNEL)
+@kernel
 def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
          of_batches, length, arg_at, cursor, base, outside_row):  # fmt: skip
     """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin.
@@ -207,7 +202,7 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
     return index, slots, index.ctypes.data, slots.ctypes.data
 
 
-@njit(**KERNEL)
+@kernel
 def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
     """Which outputs feed each slot, and whether an input from outside that needs a gradient does."""
     by_output = np.zeros((len(slot_kinds), output_starts[-1]), np.bool_)
@@ -225,7 +220,7 @@ def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
     return by_output, by_outside
 
 
-@njit(cache=True)
+@kernel
 def rows_of(refs, types, output_starts, output_per_row, position, row_position, base, outside_row):
     """The first arena row of each reference."""
     rows = np.empty(len(refs), np.int64)

@@ -11,9 +11,8 @@ a reference: -1 where one is, else 0.
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
-from numba import njit
 
-from edbatch.planning.frontier import INNER, KERNEL
+from edbatch.planning.frontier import inner, kernel
 from edbatch.planning.layout_kernels import DATA, MASK, entries
 
 # The columns of the table: where the piece begins in the flat array, how many nodes, args, leaves and inputs from
@@ -21,7 +20,7 @@ from edbatch.planning.layout_kernels import DATA, MASK, entries
 FIRST, NODES, ARGS, LEAVES, INPUTS, STRUCTURE, WIDTH = range(7)
 
 
-@njit(**KERNEL)
+@kernel
 def cut(types, args, starts, outside_starts, leaves, leaf_starts, slot_starts, slot_kinds):
     """The table and the flat arrays of the examples of a recording.
 
@@ -70,7 +69,7 @@ def cut(types, args, starts, outside_starts, leaves, leaf_starts, slot_starts, s
     return rows, flat, is_ref, used[:num_used], used_starts, is_foreign
 
 
-@njit(**KERNEL)
+@kernel
 def uses_types(rows, flat, num_types):
     """Which types the nodes of pieces have."""
     uses = np.zeros(num_types, np.bool_)
@@ -80,7 +79,7 @@ def uses_types(rows, flat, num_types):
     return uses
 
 
-@njit(**KERNEL)
+@kernel
 def copy(rows, flat, is_ref, type_place, into, into_is_ref, at):
     """Copy pieces to where `at` is in other flat arrays, with `type_place[t]` for type t; `rows` is changed to that.
 
@@ -98,7 +97,7 @@ def copy(rows, flat, is_ref, type_place, into, into_is_ref, at):
     return at
 
 
-@njit(**KERNEL)
+@kernel
 def measure(rows, numbers):
     """Of the pieces with these numbers: where the nodes and inputs of each begin, and all end; how many args they have;
     the number of their structure, -1 when they have several."""
@@ -114,20 +113,20 @@ def measure(rows, numbers):
     return starts, input_starts, num_args, structure
 
 
-@njit(**INNER)
+@inner
 def shifted(ref, e, starts, input_starts, input_numbers):
     """A reference of piece e, numbered through all pieces."""
     return ref + starts[e] if ref >= 0 else -1 - input_numbers[input_starts[e] - 1 - ref]
 
 
-@njit(**KERNEL)
+@kernel
 def shift(refs, owners, starts, input_starts, input_numbers):
     """References to values of the given pieces, numbered through all pieces, in place; see `join`."""
     for k in range(len(refs)):
         refs[k] = shifted(refs[k], owners[k], starts, input_starts, input_numbers)
 
 
-@njit(**KERNEL)
+@kernel
 def join(rows, flat, is_ref, numbers, num_types, starts, input_starts, input_numbers, num_args, num_leaves):
     """Pieces one after the other: nodes and inputs numbered through all of them, types in order of first use.
 
