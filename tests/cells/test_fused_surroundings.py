@@ -1,6 +1,7 @@
 """Fused kernels in their surroundings: switches, the cache on disk, other processes, threads."""
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import torch
 from fused_kernels import DIM, ROWS, Node, fused_cells, rows
 
 import edbatch
+from edbatch.cache_folder import cache_folder
 
 
 def node_and_rows(number=ROWS, dtype=torch.float32):
@@ -45,7 +47,7 @@ def in_a_new_process(code, **environment):
     setup = (
         f"import sys; sys.path[:0] = [{here!r}, {os.path.dirname(here)!r}]\n"
         "import os, torch, edbatch\nfrom test_fused_surroundings import *\n"
-        "node, a, b = node_and_rows(3000)\nbatched = edbatch.batch(node)\n"
+        "node, a, b = node_and_rows(3000)\nbatched = edbatch.batch(node, policy='depth')\n"
         "def check():\n"
         "    (batched(a, b).sum()).backward()\n"
         "    torch.testing.assert_close(batched(a, b), node(a, b), rtol=1e-5, atol=1e-5)\n"
@@ -58,6 +60,16 @@ def in_a_new_process(code, **environment):
     return done
 
 
+@pytest.fixture
+def settings(tmp_path):
+    """Of a process with a cache of its own, in which planning is compiled already if it is in that of the tests."""
+    folder, known = tmp_path / "cache" / "compiled", cache_folder()
+    folder.mkdir(parents=True)
+    for path in known.path.glob("edbatch.planning.*") if known else ():
+        shutil.copy(path, folder)
+    return {"EDBATCH_CACHE": str(folder.parent)}
+
+
 @pytest.mark.parametrize("kind", ["below a file", "read-only"])
 def test_a_cache_that_cannot_be_written(tmp_path, kind):
     if kind == "read-only" and os.geteuid() == 0:
@@ -67,28 +79,46 @@ def test_a_cache_that_cannot_be_written(tmp_path, kind):
         place = tmp_path / "file" / "cache"
     else:
         place = tmp_path / "cache"
-        (place / "kernels").mkdir(parents=True)
-        place.chmod(0o500)
-        (place / "kernels").chmod(0o500)
+        (place / "compiled").mkdir(parents=True)
+        (place / "compiled").chmod(0o500)
     done = in_a_new_process("check()\nassert fused_cells(batched)", EDBATCH_CACHE=str(place))
-    assert "compiling the kernels of" in done.stderr
+    lines = done.stderr.splitlines()
+    assert any("compiling the kernels of" in line and "(they cannot be kept)" in line for line in lines)
+    assert ["compiled code" in line for line in lines].count(True) == 1
 
 
-def test_a_second_process_compiles_nothing(tmp_path):
-    environment = {"EDBATCH_CACHE": str(tmp_path)}
-    assert "compiling the kernels of" in in_a_new_process("check()", **environment).stderr
+def test_a_second_process_compiles_nothing(settings, tmp_path):
+    assert "compiling the kernels of" in in_a_new_process("check()", **settings).stderr
     files = sorted(p.name for p in tmp_path.rglob("*"))
-    assert "compiling" not in in_a_new_process("check()", **environment).stderr
+    assert "compiling" not in in_a_new_process("check()", **settings).stderr
     assert sorted(p.name for p in tmp_path.rglob("*")) == files
 
 
-def test_the_cache_may_be_deleted_at_any_time(tmp_path):
+def test_a_damaged_cache_heals(settings, tmp_path):
+    """Every file is damaged, each in one of several ways; the second process after that compiles nothing."""
+    code = (
+        "cell = edbatch.batch(edbatch.cell(lambda x: (x * 3).tanh() + 1), policy='depth')\n"
+        "torch.testing.assert_close(cell(a), (a * 3).tanh() + 1, rtol=1e-5, atol=1e-5)\nassert fused_cells(cell)\n"
+    )
+    in_a_new_process(code, **settings)
+    files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
+    contents = [path.read_bytes() for path in files]
+    assert len(files) > 10
+    for i, path in enumerate(files):
+        others = contents[i - 1]
+        path.write_bytes([b"", contents[i][: len(contents[i]) // 2], b"garbage" * 100, others, others][i % 5])
+    assert "compiling the kernels of" in in_a_new_process(code, **settings).stderr
+    assert in_a_new_process(code, **settings).stderr == ""
+
+
+def test_the_cache_may_be_deleted_at_any_time(settings):
     code = (
         "check()\nimport shutil; shutil.rmtree(os.environ['EDBATCH_CACHE'])\n"
-        "other = edbatch.batch(edbatch.cell(lambda x: (x * 3).exp() - 2))\n"
+        "other = edbatch.batch(edbatch.cell(lambda x: (x * 3).exp() - 2), policy='depth')\n"
         "torch.testing.assert_close(other(a), (a * 3).exp() - 2, rtol=1e-5, atol=1e-5)\n"
+        "assert os.listdir(os.environ['EDBATCH_CACHE']) == ['compiled']\n"
     )
-    in_a_new_process(code, EDBATCH_CACHE=str(tmp_path / "cache"))
+    in_a_new_process(code, **settings)
 
 
 def test_a_forked_child_runs_kernels():

@@ -22,7 +22,7 @@ Batches = tuple[Ints, Ints, Ints]
 F = TypeVar("F", bound=Callable[..., Any])
 
 # All of planning takes part: the compiled code of a function includes what it calls in other files.
-_CODE = MachineCode("edbatch's own planning functions, some 20 s", sources=digest(Path(__file__).parent.glob("*.py")))
+_CODE = MachineCode("edbatch's own planning functions, some 20 s", sources=digest(Path(__file__).parent.glob("*.py*")))
 # Entry points that nobody calls are not compiled: that shortens the first use.
 _OPTIONS: dict[str, Any] = {"no_cfunc_wrapper": True}
 
