@@ -22,7 +22,7 @@ from edbatch.cells.body import Body, Op, Val
 from edbatch.cells.kernel_text import SCATTER_SCOPE, KernelText, Loop, Memory
 from edbatch.cells.outer import columns, is_column
 from edbatch.cells.pieces import PADDING, PIECES, SHIFTS, behind_shifts
-from edbatch.cells.pointwise import CASTS, FLOATS, expression
+from edbatch.cells.pointwise import FLOATS, cast, expression
 from edbatch.cells.reductions import ONLY, REDUCTIONS, Element, Kind, Row
 from edbatch.spec import Spec
 
@@ -128,7 +128,7 @@ class Loops(KernelText):
     def place(self, value: Val, size: int, from_end: bool) -> Row:
         key = ("place", self._behind_views(value.index), size, from_end)
         if key not in self.rows:
-            given, most = self.reduce(ONLY, Element("{0}", [value])), self._number(size)
+            given, most = self.reduce(ONLY, Element("unknown({0})", [value])), self._number(size)
             found = self.row(f"{given} + ({most} if {given} < 0 else 0)", given) if from_end else given
             self.after[given.stage - 1] += [f"if not 0 <= {found} < {most}:", f"    raise IndexError({NO_PLACE!r})"]
             self.rows[key] = found
@@ -260,7 +260,7 @@ class Loops(KernelText):
 
     def _computed(self, op: Op, at: _Range, loop: Loop) -> str:
         dtypes = [self.body.spec(v).dtype for v in op.operands]
-        dtype = next((d for d in dtypes if d is not torch.bool), torch.int64)
+        dtype = next((d for d in dtypes if d in FLOATS), torch.int64)
 
         wide = columns(self.body, op)
 
@@ -275,7 +275,7 @@ class Loops(KernelText):
 
         if op.target is aten._to_copy.default:
             assert isinstance(op.spec, Spec)
-            text: str | None = f"{CASTS[op.spec.dtype]}({operand(op.args[0])})"
+            text: str | None = cast(operand(op.args[0]), dtypes[0], op.spec.dtype)
         else:
             texts = [operand(a, place) for place, a in enumerate(op.args)]
             text = self._without_zeros(op, texts) or expression(op, texts, dtype, self.exact_math)

@@ -26,6 +26,7 @@ _HEADER = """from numpy import bool_, float32, float64, inf, int64, nan, sqrt
 
 from edbatch.cells.elements import *
 from edbatch.cells.fast_math import *
+from edbatch.cells.integer_math import *
 from edbatch.cells.row_math import *
 
 globals().update({f"{name}_f32": function for name, function in FUNCTIONS32.items()})
@@ -67,4 +68,5 @@ def _compile(text: str, signatures: Sequence[str], name: str) -> list[Callable[.
 def _runtime() -> str:
     """What kernels import."""
     here = Path(__file__).parent
-    return digest(here / file for file in ("elements.py", "fast_math.py", "intrinsics.py", "row_math.py"))
+    files = ("elements.py", "fast_math.py", "integer_math.py", "intrinsics.py", "row_math.py")
+    return digest(here / file for file in files)

@@ -1,11 +1,12 @@
 """Elementwise ops as expressions of generated kernels: one table row per op.
 
 In: an op and the texts of its operands' elements. Out: the text of the result's element, or None where a kernel would
-not be right (the op then stays a torch call). Names of functions are those of `fast_math`.
+not be right (the op then stays a torch call). Names of functions are those of `fast_math` and `integer_math`.
 """
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Callable
@@ -54,7 +55,42 @@ def expression(op: Op, operands: list[Any], dtype: torch.dtype, exact_math: bool
         .replace("ONE", f"{CASTS[dtype]}(1)")
         .replace("ZERO", f"{CASTS[dtype]}(0)")
     )
-    return _FUNCTIONS.sub(rf"\1_{DTYPES[dtype]}(", text)
+    return wrapped(text) if dtype is torch.int64 else _FUNCTIONS.sub(rf"\1_{DTYPES[dtype]}(", text)
+
+
+def wrapped(text: str) -> str:
+    """An expression of whole numbers whose arithmetic wraps round, see `integer_math`.
+
+    >>> wrapped("-a + int64(-2) * abs(b)")
+    'wrapped_sum(wrapped_difference(0, a), wrapped_product(int64(-2), wrapped_abs(b)))'
+    """
+    return ast.unparse(_Wrapped().visit(ast.parse(text, mode="eval")))
+
+
+class _Wrapped(ast.NodeTransformer):
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        name = _WRAPPED.get(type(node.op))
+        return self.generic_visit(node) if name is None else self._call(name, node.left, node.right)
+
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> ast.AST:
+        if not isinstance(node.op, ast.USub) or isinstance(node.operand, ast.Constant):
+            return self.generic_visit(node)
+        return self._call("wrapped_difference", ast.Constant(0), node.operand)
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        is_abs = isinstance(node.func, ast.Name) and node.func.id == "abs"
+        return self._call("wrapped_abs", *node.args) if is_abs else self.generic_visit(node)
+
+    def _call(self, name: str, *operands: ast.expr) -> ast.AST:
+        return ast.Call(ast.Name(name), [self.visit(operand) for operand in operands], [])
+
+
+_WRAPPED: dict[Any, str] = {ast.Add: "wrapped_sum", ast.Sub: "wrapped_difference", ast.Mult: "wrapped_product"}
+
+
+def cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
+    """An element in another dtype."""
+    return f"{'truncated' if source in FLOATS and target is torch.int64 else CASTS[target]}({text})"
 
 
 def is_known(op: Op, exact_math: bool) -> bool:

@@ -84,7 +84,7 @@ class Rows(Protocol):
 ONLY = Kind("int64(0)", "{1}")  # of one place
 _LARGEST = {dtype: Kind(f"upper_key({CASTS[dtype]}(-inf))", "max({0}, {1})") for dtype in FLOATS}
 _SMALLEST = {dtype: Kind(f"lower_key({CASTS[dtype]}(inf))", "min({0}, {1})") for dtype in FLOATS}
-_TOTAL, _COUNT = Kind("float64(0)", "plus({0}, {1})"), Kind("int64(0)", "{0} + {1}")
+_TOTAL, _COUNT = Kind("float64(0)", "plus({0}, {1})"), Kind("int64(0)", "wrapped_sum({0}, {1})")
 _FIRST = Kind(_LAST, "min({0}, {1})")
 
 
@@ -212,7 +212,8 @@ def _put(add: Callable[[Op], bool]) -> Callable[[Rows, Op], Element]:
         at, dtype = _where(loops, op), loops.body.spec(x).dtype
         is_value = isinstance(given, Val)
         one = "{1}" if is_value else number(given, dtype)
-        one = f"{{0}} + {one}" if add(op) else one
+        if add(op):
+            one = f"{{0}} + {one}" if dtype in FLOATS else f"wrapped_sum({{0}}, {one})"
         return Element(f"({one} if {{j}} == {at} else {{0}})", [x, given] if is_value else [x], [at])
 
     return rule
