@@ -40,7 +40,7 @@ from edbatch.frontend.results import Results
 from edbatch.frontend.rewrite import rewrite
 from edbatch.frontend.type_set import TypeSet, TypeSets
 from edbatch.modules import buffers_of, modules_of, parameters_of
-from edbatch.planning.schedule import Policy, schedule
+from edbatch.planning.schedule import Policy
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
 from edbatch.runtime.forward import Compiling, Execution, Plan, make_plan
@@ -105,7 +105,7 @@ class Pipeline:
             recorded, results = rewrite(recorded, results)
         self._last_types = recorded.type_set
         with watch("schedule"):
-            order = schedule(recorded.graph, policy)
+            order = policy.run(recorded.graph)
         with watch("plan"):
             plan = make_plan(recorded, order)
         with watch("run"):

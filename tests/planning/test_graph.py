@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 
 import naive
 import numpy as np
@@ -10,6 +11,8 @@ from hypothesis import given
 
 from edbatch.errors import GraphError
 from edbatch.planning.graph import Graph
+from edbatch.planning.learning import learn_policy
+from edbatch.planning.schedule import schedule
 from strategies import Lists, graphs
 
 
@@ -97,6 +100,18 @@ def test_check_catches(changed: dict[str, object], message: str) -> None:
     arrays().check()
     with pytest.raises(GraphError, match=message):
         arrays(**changed).check()
+
+
+@pytest.mark.parametrize("use", [lambda graph: schedule(graph, "bound-greedy"), lambda graph: learn_policy([graph])])
+@pytest.mark.parametrize("inputs", [[0, 2**40], [-(2**40), 1]])
+def test_arrays_that_are_no_graph_are_not_followed(use: Callable[[Graph], object], inputs: list[int]) -> None:
+    with pytest.raises(GraphError, match=r"node 2 of type 'b' has input"):
+        use(arrays(inputs=np.array(inputs)))
+
+
+def test_offsets_that_fall_further_than_int64_reaches() -> None:
+    with pytest.raises(GraphError, match=r"never fall"):
+        arrays(offsets=np.array([0, 2**63 - 1, -2, 2])).check()
 
 
 def test_prints_counts_per_type() -> None:

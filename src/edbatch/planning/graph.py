@@ -27,7 +27,7 @@ _SHOWN_TYPES = 8
 class Graph:
     """Node `i` has type `type_names[types[i]]` and inputs `inputs[offsets[i]:offsets[i + 1]]`, all smaller than `i`.
 
-    Construction only converts dtypes; call `check` on arrays of unknown origin.
+    Construction only converts dtypes. `schedule` and `learn_policy` call `check`; policies by themselves do not.
 
     >>> Graph.from_lists(["leaf", "leaf", "node", "out"], [[], [], [0, 1], [2]])
     Graph(4 nodes, 3 edges: leaf×2, node×1, out×1)
@@ -125,7 +125,7 @@ class Graph:
         n, offsets = self.num_nodes, self.offsets
         if len(offsets) != n + 1:
             raise GraphError(f"a graph of {n} nodes has {len(offsets)} offsets; give one more than there are nodes")
-        if offsets[0] != 0 or offsets[-1] != len(self.inputs) or (np.diff(offsets) < 0).any():
+        if offsets[0] != 0 or offsets[-1] != len(self.inputs) or (offsets[1:] < offsets[:-1]).any():
             raise GraphError(
                 f"offsets run from {offsets[0]} to {offsets[-1]} over {len(self.inputs)} inputs; "
                 f"they must start at 0, never fall, and end at {len(self.inputs)}"

@@ -43,12 +43,15 @@ def learn_policy(
 
     Raises:
         PolicyError: there is nothing to learn from, or no such encoding.
+        GraphError: the arrays of a graph are no graph.
     """
     settings = settings or QLearning()
     if isinstance(graphs, Graph) or isinstance(held_out, Graph):
         raise PolicyError("graphs are learned from in a list; give [graph] instead of a graph")
     if not any(graph.num_nodes for graph in graphs):
         raise PolicyError("there is nothing to learn from: give at least one graph that has nodes")
+    for graph in (*graphs, *held_out):
+        graph.check()
     if encoding not in ENCODINGS:
         raise PolicyError(f"no encoding is called {encoding!r}; choose one of {', '.join(ENCODINGS)}")
     if not isinstance(seed, int):

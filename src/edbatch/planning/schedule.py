@@ -131,7 +131,12 @@ def schedule(graph: Graph, policy: Policy | str) -> Schedule:
 
     >>> schedule(Graph.from_lists("aab", [[], [], [0, 1]]), "bound-greedy").num_batches
     2
+
+    Raises:
+        GraphError: the arrays of the graph are no graph. Policies by themselves trust them.
+        PolicyError: no policy has this name, or it does not know a type of the graph.
     """
+    graph.check()
     if isinstance(policy, str):
         from edbatch.planning import policies  # policies make schedules, so they import this module
 
