@@ -219,9 +219,12 @@ def gelu(x: Any) -> Any:
     density = density if a <= _TAIL_END else _ZERO
     u = _ONE / (_ONE + _TAIL_SCALE * a)
     p = (((((((_T8 * u + _T7) * u + _T6) * u + _T5) * u + _T4) * u + _T3) * u + _T2) * u + _T1) * u + _T0
-    tail = density * (u * p)
-    below, above = x * tail * _f(2**-24), x * (_ONE - tail * _f(2**-24))  # outside the `if`, or LLVM keeps a branch
-    return below if x < _ZERO else above
+    # x * tail * 2**-24 below 0, else x * (1 - tail * 2**-24). Only constants are selected: arithmetic on one side of an
+    # `if` alone moves there, and LLVM keeps a branch, on Python 3.12 and later also when it is written before the `if`.
+    whole = _ZERO if x < _ZERO else _ONE
+    before = _ONE if x < _ZERO else _f(2**-24)
+    after = _f(2**-24) if x < _ZERO else _ONE
+    return x * abs(whole - density * (u * p) * before) * after
 
 
 # ---- float64
