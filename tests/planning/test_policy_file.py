@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+from mutations import MUTATIONS
 
 import edbatch
 from edbatch.errors import PolicyError
@@ -93,6 +95,7 @@ STATE = {"state": [["a", ""]], "launch": "a", "visits": 1}
         ({"crowd": 1e300}, r"Expected `float` <= "),
         ({"version": 0}, r"Expected `int` >= 1"),
         ({"states": [STATE, STATE]}, r"state 1 is there twice"),
+        ({"states": [{**STATE, "state": [["a", ""]] * 4}]}, r"state 0 has a type twice"),
         ({"states": [{"state": []}]}, r"missing required field `launch`"),
         ({"training": {"settings": {"steps": 0}}}, r"cannot learn with steps=0"),
         ({"extra": 1}, r"unknown field `extra`"),
@@ -122,6 +125,44 @@ def test_a_file_cut_short_anywhere_is_found(tmp_path: Path) -> None:
         path.write_bytes(whole[:length])
         with pytest.raises(PolicyError, match="damaged or no policy"):
             load_policy(path)
+
+
+@pytest.mark.parametrize("text", [b'{"format": "\xc3(", "version": 1}', b"[" * 100_000, b'{"a":' * 100_000])
+def test_files_that_no_reader_gets_through(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    path.write_bytes(text)
+    with pytest.raises(PolicyError, match=rf"{path} is damaged or no policy .*; learn the policy again"):
+        load_policy(path)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+@pytest.mark.parametrize("encoding", ["sort", "signs"])
+def test_a_broken_file_is_a_policy_or_says_that_it_is_none(encoding: str, mutation: Any, tmp_path: Path) -> None:
+    path = tmp_path / "policy.json"
+    learn(encoding).save(path)
+    whole, refused = path.read_bytes(), 0
+    for seed in range(60):
+        path.write_bytes(mutation(random.Random(seed), whole))
+        try:
+            policy = load_policy(path)
+        except PolicyError as error:
+            assert str(path) in str(error)  # noqa: PT017
+            refused += 1
+            continue
+        try:
+            policy.run(GRAPH).check(GRAPH)
+        except PolicyError as error:
+            assert "was learned for other types" in str(error)  # noqa: PT017
+    assert refused > 20
+
+
+def test_a_state_with_the_key_of_another_launches_nothing_that_is_not_ready() -> None:
+    """As if two states had the same key: the machine launches b where only a is ready."""
+    graph, nothing = Graph.from_lists("ab", [[], [0]]), np.zeros(1, np.int64)
+    machine = Fsm(
+        ("a", "b"), "base", np.array([0], np.int32), np.array([0, 1]), nothing + 1, nothing, 0.0, learn().training
+    )
+    assert machine.run(graph).batches == (("a", [0]), ("b", [1]))
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

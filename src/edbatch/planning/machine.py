@@ -190,7 +190,7 @@ def sees(symbols: Ints, count: int, t: int) -> bool:
 
 @inner
 def best_known(table: Table, row: int) -> int:
-    """The type that was worth most in this state, of those that were tried; all of them are in it, and so ready."""
+    """The type that was worth most in this state, of those that were tried, which all are in it."""
     best = _NONE
     for t in range(table.counts.shape[1]):
         if table.counts[row, t] and (best == _NONE or table.values[row, t] > table.values[row, best]):
@@ -249,7 +249,7 @@ def play(
         key = key_of(symbols, 0, count)
         row = table.slots[find(table, key)]
         chosen = best_known(table, row) if row != _NONE else _NONE
-        if chosen == _NONE:
+        if chosen == _NONE or not signs.size[chosen]:  # the last: another state may have the same key
             unknown += 1
             chosen = rule_type(signs, crowd)
             if not sees(symbols, count, chosen):

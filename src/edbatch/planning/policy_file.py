@@ -80,7 +80,7 @@ def load_policy(path: str | Path) -> Fsm:
                 "upgrade edbatch, or learn the policy again"
             )
         record = msgspec.json.decode(text, type=FileRecord)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last of lists in lists in lists …
         raise PolicyError(f"{path} is damaged or no policy ({error}); learn the policy again and save it") from error
     try:
         return _machine(record)
@@ -103,7 +103,10 @@ def _machine(record: FileRecord) -> Fsm:
             if name not in id_of or mark not in marks:
                 raise PolicyError(f"state {number} has the type {name!r} marked {mark!r}, which does not exist")
             symbols.append(MARKS * id_of[name] + marks.index(mark))
-        if state.launch not in [name for name, _ in state.state]:
+        ready = [name for name, _ in state.state]
+        if len(set(ready)) < len(ready):
+            raise PolicyError(f"state {number} has a type twice")
+        if state.launch not in ready:
             raise PolicyError(f"state {number} launches {state.launch!r}, which is not ready in it")
         if tuple(symbols[starts[-1] :]) in seen:
             raise PolicyError(f"state {number} is there twice")
