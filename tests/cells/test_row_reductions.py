@@ -14,6 +14,8 @@ import edbatch
 from edbatch.cells.phases import LONGEST_CHAIN
 from edbatch.cells.reductions import WIDEST
 from edbatch.models.label_loss import LabelLoss
+from odd_values import ODD as ODD_ROWS
+from odd_values import REDUCTIONS
 
 LABELS = [0, 5, 2, 3, 2]
 EXACT = {
@@ -91,6 +93,23 @@ def test_odd_rows(compiled, name, repeat, dtype):
     batched = edbatch.batch(edbatch.cell(lambda x: getattr(x, name)(-1)))
     torch.testing.assert_close(batched(x), getattr(x, name)(-1), equal_nan=True)
     assert calls(the_cell(batched).infer) == (1, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("repeat", [1, 9])
+@pytest.mark.parametrize("name", REDUCTIONS)
+def test_gradients_of_odd_rows(compiled, name, repeat, dtype):
+    """The same table as for rows of stacked values; what is odd is also computed in the cell, and only then reduced."""
+    x = torch.tensor(list(ODD_ROWS.values()), dtype=dtype).repeat(1, repeat).requires_grad_()
+    for function in (lambda x: REDUCTIONS[name](x, -1), lambda x: REDUCTIONS[name](x * 2, 0)):
+        batched = edbatch.batch(edbatch.cell(function), stack=False)
+        ours, theirs = list(batched(x)), [function(row) for row in x]
+        tolerance = {"rtol": 3e-6, "atol": 3e-6} if dtype is torch.float32 else {"rtol": 1e-13, "atol": 1e-13}
+        torch.testing.assert_close(ours, theirs, equal_nan=True, **tolerance)
+        if ours[0].requires_grad:
+            weights = [torch.randn_like(result) for result in theirs]
+            grads = (torch.autograd.grad(results, x, weights)[0] for results in (ours, theirs))
+            torch.testing.assert_close(*grads, equal_nan=True, **tolerance)
 
 
 @pytest.mark.parametrize("width", [1, 2, 5, 8, 31, 32, 33, 100, 1000])

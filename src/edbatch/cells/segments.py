@@ -115,17 +115,16 @@ def mean_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
 
 @lru_cache(MAX_KERNELS)
 def segment_kernel(name: str, spec: Spec, *, grad: bool) -> SegmentKernel:
-    """The kernel that reduces rows of `spec` over each segment: max, amax, logsumexp or softmax."""
+    """The kernel that reduces rows of `spec` over each segment: max, amax, logsumexp, softmax or log_softmax."""
     run, gradient = _TABLE[name]
     index = (Spec(spec.shape, torch.int64, spec.device),) if name == "max" else ()
-    return SegmentKernel(name, (spec, *index), run, gradient, grad=grad)
+    return SegmentKernel(name, (spec, *index), run, gradient, reads=(name not in PER_ROW, True), grad=grad)
 
 
-def segment_ids(rows: Any) -> Tensor:
+def segment_ids(offsets: Tensor, num_rows: int) -> Tensor:
     """For every row of x the number of its segment."""
-    x, offsets = rows
     numbers = torch.arange(offsets.shape[0] - 1, device=offsets.device)
-    return torch.repeat_interleave(numbers, offsets.diff(), output_size=x.shape[0])
+    return torch.repeat_interleave(numbers, offsets.diff(), output_size=num_rows)
 
 
 def _like(ids: Tensor, x: Tensor) -> Tensor:
@@ -138,11 +137,11 @@ def _reduce(x: Tensor, ids: Tensor, num: int, how: str) -> Tensor:
 
 def _amax(rows: Any, outs: Any) -> None:
     x, offsets = rows
-    outs[0].copy_(_reduce(x, segment_ids(rows), offsets.shape[0] - 1, "amax"))
+    outs[0].copy_(_reduce(x, segment_ids(rows[1], len(rows[0])), offsets.shape[0] - 1, "amax"))
 
 
 def _amax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
-    ids = segment_ids(rows)
+    ids = segment_ids(rows[1], len(rows[0]))
     hit = (rows[0] == outs[0].index_select(0, ids)).to(grads[0].dtype)
     share = grads[0] / torch.zeros_like(grads[0]).index_add_(0, ids, hit)
     return share.index_select(0, ids) * hit
@@ -157,7 +156,7 @@ def _local(rows: Any, ids: Tensor) -> Tensor:
 
 def _max(rows: Any, outs: Any) -> None:
     x, offsets = rows
-    ids = segment_ids(rows)
+    ids = segment_ids(rows[1], len(rows[0]))
     top = _reduce(x, ids, offsets.shape[0] - 1, "amax")
     outs[0].copy_(top)
     hit = (x == top.index_select(0, ids)) | x.isnan()
@@ -166,7 +165,7 @@ def _max(rows: Any, outs: Any) -> None:
 
 
 def _max_gradient(rows: Any, outs: Any, grads: Any) -> Any:
-    ids = segment_ids(rows)
+    ids = segment_ids(rows[1], len(rows[0]))
     hit = _local(rows, ids) == outs[1].index_select(0, ids)
     return torch.where(hit, grads[0].index_select(0, ids), 0.0)
 
@@ -177,42 +176,56 @@ def _sum(x: Tensor, ids: Tensor, num: int) -> Tensor:
     return x.new_zeros(num, *x.shape[1:], dtype=wide).index_add_(0, ids, x.to(wide)).to(x.dtype)
 
 
-def _exponentials(rows: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """exp(x - shift), its sums over segments, the shift of each, and the segments of rows."""
+def _below_top(rows: Any, *, finite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    """x - top, the largest row of each segment, and the segments of rows. If asked to, infinite tops count as 0."""
     x, offsets = rows
-    ids, num = segment_ids(rows), offsets.shape[0] - 1
-    top = _reduce(x, ids, num, "amax")
-    shift = torch.where(top.isfinite(), top, 0.0)
-    exponentials = (x - shift.index_select(0, ids)).exp_()
-    return exponentials, _sum(exponentials, ids, num), shift, ids
+    ids = segment_ids(offsets, len(x))
+    top = _reduce(x, ids, offsets.shape[0] - 1, "amax")
+    if finite:
+        top.masked_fill_(top.isinf(), 0.0)
+    return x - top.index_select(0, ids), top, ids
 
 
 def _logsumexp(rows: Any, outs: Any) -> None:
-    _, total, shift, _ = _exponentials(rows)
-    torch.add(total.log_(), shift, out=outs[0])
+    """As torch, an infinite top counts as 0, so that the result is that infinity."""
+    below, top, ids = _below_top(rows, finite=True)
+    torch.add(_sum(below.exp_(), ids, len(top)).log_(), top, out=outs[0])
 
 
 def _logsumexp_gradient(rows: Any, outs: Any, grads: Any) -> Any:
-    ids = segment_ids(rows)
+    ids = segment_ids(rows[1], len(rows[0]))
     share = (rows[0] - outs[0].index_select(0, ids)).exp_()
     return share.mul_(grads[0].index_select(0, ids))
 
 
 def _softmax(rows: Any, outs: Any) -> None:
-    exponentials, total, _, ids = _exponentials(rows)
-    torch.div(exponentials, total.index_select(0, ids), out=outs[0])
+    below, top, ids = _below_top(rows)
+    exponentials = below.exp_()
+    torch.div(exponentials, _sum(exponentials, ids, len(top)).index_select(0, ids), out=outs[0])
 
 
 def _softmax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
-    ids = segment_ids(rows)
-    weighted = grads[0] * outs[0]
-    total = _sum(weighted, ids, rows[1].shape[0] - 1)
-    return weighted.sub_(outs[0] * total.index_select(0, ids))
+    ids = segment_ids(rows[1], len(outs[0]))
+    total = _sum(grads[0] * outs[0], ids, len(rows[1]) - 1)
+    return (grads[0] - total.index_select(0, ids)).mul_(outs[0])
 
 
+def _log_softmax(rows: Any, outs: Any) -> None:
+    below, top, ids = _below_top(rows)
+    torch.sub(below, _sum(below.exp(), ids, len(top)).log_().index_select(0, ids), out=outs[0])
+
+
+def _log_softmax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
+    ids = segment_ids(rows[1], len(outs[0]))
+    total = _sum(grads[0], ids, len(rows[1]) - 1)
+    return grads[0] - outs[0].exp().mul_(total.index_select(0, ids))
+
+
+PER_ROW = ("softmax", "log_softmax")  # they give as many rows as they read, and their gradients do not read those again
 _TABLE: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], Any]]] = {
     "amax": (_amax, _amax_gradient),
     "max": (_max, _max_gradient),
     "logsumexp": (_logsumexp, _logsumexp_gradient),
     "softmax": (_softmax, _softmax_gradient),
+    "log_softmax": (_log_softmax, _log_softmax_gradient),
 }

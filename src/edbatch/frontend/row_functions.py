@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.cells.segments import mean_kernel, segment_kernel
+from edbatch.cells.segments import PER_ROW, mean_kernel, segment_kernel
 from edbatch.frontend.lazy import Lazy, Rows
 from edbatch.frontend.rows import check_owner, listed, name_of, operand, stack
 from edbatch.frontend.sums import sum_entry
@@ -157,11 +157,6 @@ def _mean(recorder: Recorder, rows: Rows) -> Any:
     return recorder.add(recorder.entry(("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
 
 
-def _log_softmax(recorder: Recorder, rows: Rows) -> Any:
-    total = REDUCTIONS["logsumexp"](recorder, rows)
-    return total if total is NotImplemented else recorder.row_wise(torch.sub, (rows, total), {})
-
-
 def _sum_operand(rows: Rows) -> tuple[Slot, list[int]]:
     return (Slot.SUM, listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
 
@@ -172,7 +167,7 @@ def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
 
         def make() -> NodeType:
             kernel = segment_kernel(name, spec, grad=recorder.context.grad)
-            per_row = (name == "softmax",) * len(kernel.outputs)
+            per_row = (name in PER_ROW,) * len(kernel.outputs)
             return NodeType(
                 name_of(recorder, f"{name} of", slot, spec), kernel, (slot, Slot.OFFSETS), (spec, None), (), per_row
             )
@@ -192,7 +187,7 @@ REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
     "amax": _segment("amax"),
     "logsumexp": _segment("logsumexp"),
     "softmax": _segment("softmax"),
-    "log_softmax": _log_softmax,
+    "log_softmax": _segment("log_softmax"),
 }
 NAME_OF_REDUCTION = {
     function: name for name in REDUCTIONS for function in (getattr(torch, name), getattr(torch.Tensor, name))
