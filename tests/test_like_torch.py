@@ -6,7 +6,6 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from like_torch import like_torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional as F
@@ -14,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import edbatch
 from edbatch.errors import BatchError, ValueReadError
+from like_torch import like_torch
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
 XG = X.clone().requires_grad_()
@@ -334,7 +334,7 @@ def test_products_of_several_dtypes(dtypes):
 # ---- containers, transforms around a batched function
 
 
-Pair = collections.namedtuple("Pair", "left right")  # noqa: PYI024
+Pair = collections.namedtuple("Pair", "left right")
 
 
 def test_containers_on_versions_of_torch_that_cannot_hash_their_structure(monkeypatch):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -44,6 +45,11 @@ class Spec:
         name = _SHORT.get(self.dtype, str(self.dtype).removeprefix("torch."))
         where = "" if self.device.type == "cpu" else f"@{self.device}"
         return f"{name}[{','.join(map(str, self.shape))}]{where}"
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor that exists; `isinstance` says so of lazy values too."""
+    return issubclass(type(value), torch.Tensor)
 
 
 def float_bits(value: float) -> int:

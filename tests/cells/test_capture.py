@@ -7,6 +7,7 @@ from one_by_one import compiled
 from torch import nn
 
 from edbatch.cells.capture import capture
+from edbatch.cells.compiled import compile_cell
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
@@ -36,14 +37,23 @@ def keeps_first(x):
     return x * 2
 
 
+@pytest.mark.parametrize(("function", "same"), [(lambda x: x.mul_(2), (0,)), (keeps_first, (None,))])
+def test_what_is_written_in_place_is_a_further_output(function, same):
+    x, cell = ROW[0].clone(), compile_cell(function, [Spec.of(ROW[0])], name="writes")
+    result = function(x)
+    assert (cell.writes, cell.same, len(cell.outputs)) == ((0,), same, 2)
+    outs = [spec.empty(1) for spec in cell.outputs]
+    cell.infer(1, [ROW[0][None].clone()], cell.prologue(cell.bound), outs)
+    torch.testing.assert_close(outs, [result[None], x[None]])
+
+
 @pytest.mark.parametrize(("function", "reason"), [
     (lambda x: x * x.sum().item(), "depend on data"),
     (lambda x: x if x.sum() > 0 else -x, "depend on data"),
     (lambda x: x[: int(x.sum())], "depend on data"),
     (lambda x: x.nonzero(), "depend on data"),
     (lambda x: x[x > 0], "depend on data"),
-    (lambda x: x.mul_(2), "one of its inputs in place"),
-    (keeps_first, "one of its inputs in place"),
+    (lambda x: x.unsqueeze_(0), "shape of one of its arguments in place"),
     (Counting(), "parameter or buffer in place"),
     (Remembering(), "attribute 'last'"),
     (nn.BatchNorm1d(2), "parameter or buffer in place"),

@@ -84,7 +84,7 @@ class Body:
     """Values 0.. are `rows`, then `shared` (explicit, then bound), then `tangents`, then the results of `ops`.
 
     `row_grads` and `shared_grads` hold None where no gradient flows; `tangent_of[k]` is the tangent of output k, or
-    None.
+    None. `reach[k]` are the inputs that a gradient of output k flows to, also where it is zero whatever the tangent.
     """
 
     rows: tuple[Spec, ...]
@@ -95,6 +95,7 @@ class Body:
     row_grads: tuple[Val | None, ...]
     shared_grads: tuple[Val | None, ...]
     tangent_of: tuple[Val | None, ...]
+    reach: tuple[frozenset[int], ...]
     num_own: int | None = None  # after a split: how many of the ops are the cell's own, the others were added
 
     def head(self) -> Body:
@@ -251,7 +252,7 @@ def renamed(body: Body, ops: tuple[Op, ...], now: Callable[[Val], Val]) -> Body:
 
     return Body(
         body.rows, body.shared, body.tangents, ops, tuple(now(v) for v in body.outputs),
-        tuple(map(maybe, body.row_grads)), tuple(map(maybe, body.shared_grads)), body.tangent_of,
+        tuple(map(maybe, body.row_grads)), tuple(map(maybe, body.shared_grads)), body.tangent_of, body.reach,
     )  # fmt: skip
 
 

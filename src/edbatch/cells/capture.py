@@ -34,7 +34,7 @@ from edbatch.cells.lend import Lend, Unassigned, lend_applied
 from edbatch.cells.record import InPlace, Recorder
 from edbatch.errors import CaptureError
 from edbatch.hooks import applying, hooked
-from edbatch.spec import Spec
+from edbatch.spec import Spec, is_tensor
 from edbatch.surroundings import Made, Surroundings, functionalize, inside, is_functionalizing
 
 _LOCK = threading.RLock()  # fake tensors and decompositions are not for two threads at once
@@ -49,6 +49,9 @@ class Captured:
     leaves: tuple[tuple[Any] | None, ...]
     tree: pytree.TreeSpec
     sparse: frozenset[int]  # shared inputs looked up with sparse=True
+    writes: tuple[int, ...] = ()  # rows that are written in place: their new values are the last outputs of the body
+    same: tuple[int | None, ...] = ()  # of each tensor among the results the written row that it is, if it is one
+    views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
     seen: frozenset[int] = frozenset()  # with cuts: the numbers of the ops whose results Python saw
     ahead: Body | None = None  # with cuts: the body of what was cut off; its outputs are the last rows of `body`
 
@@ -60,6 +63,7 @@ class _Trace:
         self.fake = FakeMode()
         self.recorder = Recorder()
         self.functional = functional
+        self.grad = torch.is_grad_enabled()
         self.lend = Lend(self.stand_in)
         self.bound: dict[int, torch.Tensor] = {}
         self.shared: list[torch.Tensor] = []
@@ -72,6 +76,8 @@ class _Trace:
 
     def input(self, kind: str, spec: Spec, stride: Any = None, requires_grad: bool = False) -> torch.Tensor:
         """A new leaf of the trace."""
+        # Under no_grad the body may turn gradients on; on a device that is not there autograd would abort.
+        requires_grad = requires_grad and (self.grad or spec.device.type == "cpu")
         with _disable_current_modes(), _Functionalized(False), self.fake:
             if stride is None:
                 tensor = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
@@ -95,8 +101,7 @@ class _Trace:
         if id(tensor) not in self.stand_ins:
             if tensor.layout is not torch.strided:
                 raise CaptureError(f"a tensor of layout {tensor.layout} is used inside")
-            grad = tensor.requires_grad and torch.is_grad_enabled()
-            made = self.input("shared", Spec.of(tensor), tensor.stride(), grad)
+            made = self.input("shared", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
             self.shared.append(made)
             self.stand_ins[id(tensor)] = made
             self.bound[id(tensor)] = tensor
@@ -109,24 +114,41 @@ class _Trace:
         return self.recorder.value(tensor)
 
     def run(self, function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
-        grad = torch.is_grad_enabled()
         with self.fake, self.recorder, _Functionalized(self.functional):
-            leaves = [self.input("row", spec, requires_grad=grad and spec.is_float) for spec in rows]
-            self.shared += [self.input("shared", spec, requires_grad=grad and spec.is_float) for spec in shared]
-            given = [x.clone() if x.requires_grad else x for x in leaves]  # a leaf could not be written in place at all
-            explicit = list(self.shared)
+            leaves = [self.input("row", spec, requires_grad=spec.is_float) for spec in rows]
+            self.shared += [self.input("shared", spec, requires_grad=spec.is_float) for spec in shared]
+            with torch.enable_grad():  # a leaf could not be written in place at all
+                given = [x.clone() if x.requires_grad else x for x in leaves]
+            explicit, before = list(self.shared), [self.value(t) for t in given]
             result = inside((Unassigned(function, self.is_ours),), self._run_lending, function, *given, *explicit)
             flat, tree = pytree.tree_flatten(result)
-            outs = [self.stand_in(leaf) for leaf in flat if isinstance(leaf, torch.Tensor)]
-            self._check_mutation(given)
+            results = [leaf for leaf in flat if is_tensor(leaf)]
+            writes = tuple(i for i, t in enumerate(given) if self.value(t) != before[i])
+            self._check_mutation(given, rows)
+            outs = [*map(self.stand_in, results), *[given[i] for i in writes]]
             off = list(self.cutting.off.values()) if self.cutting is not None else []
             body = self._body([*leaves, *(leaf for _, leaf in off)], outs, retain=bool(off))
             ahead = self._body(leaves, [value for value, _ in off]) if off else None
         places = {id(t): i for i, t in enumerate(self.shared)}
         sparse = frozenset(places[id(t)] for t in self.lend.sparse if id(t) in places)
-        constants = tuple(None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in flat)
+        constants = tuple(None if is_tensor(leaf) else (leaf,) for leaf in flat)
         seen = frozenset(self.cutting.seen if self.cutting is not None else ())
-        return Captured(body, tuple(self.bound.values()), constants, tree, sparse, seen, ahead)
+        row_of = {id(given[i]): i for i in writes}
+        same = tuple(row_of.get(id(t)) for t in results)
+        views = self._views(given, outs)
+        return Captured(body, tuple(self.bound.values()), constants, tree, sparse, writes, same, views, seen, ahead)
+
+    def _views(self, given: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
+        """Of each output the rows whose memory it shares; -1 if it shares that of a shared tensor or of another
+        output."""
+        owners: dict[int, set[int]] = {}
+        for i, t in enumerate(given):
+            owners.setdefault(_memory(t), set()).add(i)
+        for t in self.shared:
+            owners.setdefault(_memory(t), set()).add(-1)
+        memories = [_memory(t) for t in outs]
+        shared = {m for m in memories if memories.count(m) > 1}
+        return tuple(frozenset(owners.get(m, set()) | ({-1} if m in shared else set())) for m in memories)
 
     def _run_lending(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
         """The function's result; real tensors that it uses are replaced by stand-ins."""
@@ -141,13 +163,22 @@ class _Trace:
     def _body(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], retain: bool = False) -> Body:
         """The body that computes `outs`, and from their gradients those of `leaves` (the first rows) and of shared
         inputs."""
+        reach = self._reach(leaves, outs)
         row_grads, shared_grads, tangent_of = self._gradients(leaves, outs, retain)
         row_grads += [None] * (len(self.recorder.inputs["row"]) - len(leaves))
-        return self.recorder.body([self.value(t) for t in outs], row_grads, shared_grads, tangent_of)
+        return self.recorder.body([self.value(t) for t in outs], row_grads, shared_grads, tangent_of, reach)
 
-    def _check_mutation(self, given: Sequence[torch.Tensor]) -> None:
-        if any(t._version for t in given):
-            raise CaptureError("the body writes into one of its inputs in place")
+    def _reach(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
+        """Of each output the inputs that its gradient flows to, as autograd sees it."""
+        first = len(self.recorder.inputs["row"])
+        inputs = [*enumerate(leaves), *enumerate(self.shared, first)]
+        number_of = {_end(t): i for i, t in inputs if t.requires_grad}
+        ends = [_ends_behind(out) if _has_gradient(out) else [] for out in outs]
+        return tuple([frozenset(number_of[end] for end in found if end in number_of) for found in ends])
+
+    def _check_mutation(self, given: Sequence[torch.Tensor], rows: Sequence[Spec]) -> None:
+        if any(tuple(t.shape) != spec.shape for t, spec in zip(given, rows, strict=True)):
+            raise CaptureError("the body changes the shape of one of its arguments in place")
         if any(t._version for t in self.shared):
             raise CaptureError("the body writes into a parameter or buffer in place")
 
@@ -163,6 +194,28 @@ class _Trace:
             grads = {id(t): None if g is None else self.value(g) for t, g in zip(wanted, results, strict=True)}
         row_grads = [grads.get(id(t)) for t in leaves]
         return row_grads, [grads.get(id(t)) for t in self.shared], tangent_of
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _end(leaf: torch.Tensor) -> Any:
+    """Where gradients of an input end: at its own node, if it has one (those of functionalization do), or at itself."""
+    return id(leaf) if leaf.grad_fn is None else leaf.grad_fn
+
+
+def _ends_behind(out: torch.Tensor) -> list[Any]:
+    """Where gradients of an output may end."""
+    if out.grad_fn is None:
+        return [_end(out)]
+    nodes = [out.grad_fn]
+    seen = set(nodes)
+    for node in nodes:  # it grows
+        behind = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= behind
+        nodes += behind
+    return [id(node.variable) if hasattr(node, "variable") else node for node in nodes]
 
 
 def _has_gradient(out: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
-from edbatch.cells.body import Body, live_values
+from edbatch.cells.body import Body
 from edbatch.cells.capture import Captured, capture
 from edbatch.cells.emit import emit
 from edbatch.cells.hoisting import Piece, hoist
@@ -84,6 +84,9 @@ class CompiledCell:
     programs: tuple[Emitted, Emitted]
     infer: Callable[..., None]
     verification: Verification = field(repr=False, compare=False)
+    writes: tuple[int, ...] = ()  # rows that it writes in place: their new values are the last outputs
+    same: tuple[int | None, ...] = ()  # of each result that is one of these rows itself, which
+    views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
     constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which it has no gradient
     wanting: Callable[[Mask], Kernel] | None = field(default=None, repr=False, compare=False)  # see `wanted_gradients`
     again: Recapture | None = field(default=None, repr=False, compare=False)
@@ -134,13 +137,12 @@ class CompiledCell:
         return None
 
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
-        """Per output: does a wanted gradient depend on the output's own?"""
+        """Per output: does its gradient flow to something that wants one?"""
         known = self._differentiable.get((need_rows, need_shared))
         if known is not None:
             return known
-        pairs = zip((*self.body.row_grads, *self.body.shared_grads), (*need_rows, *need_shared), strict=True)
-        live = live_values(self.body, [gradient for gradient, need in pairs if need and gradient is not None])
-        found = tuple(tangent is not None and tangent.index in live for tangent in self.body.tangent_of)
+        needed = {i for i, need in enumerate((*need_rows, *need_shared)) if need}
+        found = tuple(not needed.isdisjoint(reached) for reached in self.body.reach)
         return self._differentiable.setdefault((need_rows, need_shared), found)
 
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training:
@@ -222,7 +224,7 @@ def _compile(captured: Captured, shared: tuple[Spec, ...], name: str) -> Compile
     verification.infer(programs[1])
     return CompiledCell(
         name, body.rows, shared, captured.bound, outputs, captured.leaves, captured.tree, body,
-        captured.sparse, programs, programs[1].function, verification,
+        captured.sparse, programs, programs[1].function, verification, captured.writes, captured.same, captured.views,
     )  # fmt: skip
 
 

@@ -15,9 +15,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from edbatch.cells.kernel import Mask, Take
-from edbatch.errors import BatchError, RecordingError
+from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import Spec
-
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
 
@@ -52,8 +51,37 @@ def _example(spec: Spec, lead: tuple[int, ...]) -> Tensor:
     return spec.empty(*lead).uniform_(0.1, 1.0) if spec.is_float else spec.empty(*lead).zero_()
 
 
+def _given(tensor: Tensor, needs_grad: bool) -> Tensor:
+    """A tensor that a cell may write in place, which a leaf that requires a gradient does not allow."""
+    if not needs_grad or not tensor.is_floating_point():
+        return tensor
+    with torch.enable_grad():
+        return tensor.requires_grad_().clone()
+
+
+def _place(leaf: Tensor, given: Sequence[Tensor]) -> int | None:
+    return next((i for i, t in enumerate(given) if t is leaf), None)
+
+
+def _shared_with(value: Tensor, given: Sequence[Tensor], values: Sequence[Tensor]) -> frozenset[int]:
+    """The arguments whose memory a result shares; -1 for that of another result."""
+    if _is_wrapped(value) or value.layout is not torch.strided:
+        return frozenset({-1})
+    memory = value.untyped_storage()._cdata
+    found = {i for i, t in enumerate(given) if t.untyped_storage()._cdata == memory}
+    others = [v for v in values if v is not value and v.layout is torch.strided]
+    return frozenset(found | ({-1} if any(v.untyped_storage()._cdata == memory for v in others) else set()))
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(one == other)) or (one != one and other != other)
+
+
 class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
+
+    writes: tuple[int, ...] = ()
+    same: tuple[int | None, ...] = ()
 
     def __init__(
         self,
@@ -72,10 +100,14 @@ class EagerKernel:
         self.grad = grad
         self._num_rows = len(rows)
         lead = () if reason is not None else (2,)
-        with torch.random.fork_rng(devices=[]), torch.enable_grad(), _Touched() as touched:
+        with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            result = function(*[_example(spec, lead) for spec in rows], *[_example(spec, ()) for spec in shared])
+            given = [_given(_example(spec, lead), grad) for spec in rows]
+            others = [_example(spec, ()) for spec in shared]
+            with torch.set_grad_enabled(grad), _Touched() as touched:
+                result = self._run(given, others)
         leaves, self._tree = pytree.tree_flatten(result)
+        self._operands = tuple(_place(leaf, given) for leaf in leaves if isinstance(leaf, Tensor))
         self._leaves = leaves
         self._is_value = [isinstance(leaf, Tensor) for leaf in leaves]
         values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
@@ -84,6 +116,7 @@ class EagerKernel:
                 "a cell marked batched=True must return tensors whose first dimension is that of its operands"
             )
         self.outputs = tuple(Spec(tuple(v.shape[len(lead) :]), v.dtype, v.device) for v in values)
+        self.views = tuple(_shared_with(v, given, values) for v in values)
         known = {id(p): p for p in parameters if p.requires_grad}
         self.bound: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
 
@@ -95,7 +128,9 @@ class EagerKernel:
         )
 
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
-        need = self.grad and (any(need_rows) or any(need_shared))
+        if not self.grad:  # what is an operand itself keeps its gradient
+            return tuple(i is not None and need_rows[i] for i in self._operands)
+        need = any(need_rows) or any(need_shared)
         return tuple(need and spec.is_float for spec in self.outputs)
 
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> _Calls:
@@ -107,8 +142,9 @@ class EagerKernel:
     def call(
         self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any
     ) -> list[Tensor]:
-        result = self.function(*rows, *shared[: len(shared) - len(self.bound)])
-        values = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        leaves = pytree.tree_leaves(self._run(rows, shared[: len(shared) - len(self.bound)]))
+        values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        self._check_constants(leaves)
         with torch.no_grad(), torch._C.DisableTorchFunction():  # some views may no longer be asked for their gradient
             for value, spec, out in zip(values, self.outputs, outs, strict=True):
                 if value.shape != out[place].shape or value.dtype != spec.dtype:
@@ -118,6 +154,26 @@ class EagerKernel:
                     )
                 out[place].copy_(value)
         return values
+
+    def _run(self, rows: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
+        before = [(t._version, t.shape) for t in rows]
+        result = self.function(*rows, *shared)
+        if any((t._version, t.shape) != old for t, old in zip(rows, before, strict=True)):
+            raise InPlaceError(
+                f"{self.name} runs one by one and writes one of its arguments in place, which its caller would not "
+                "see; let it compute a new value and return that"
+            )
+        return result
+
+    def _check_constants(self, leaves: Sequence[Any]) -> None:
+        """What is no tensor was given to the caller before anything ran: it must be the same for all values."""
+        others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
+        expected = [leaf for leaf, is_value in zip(self._leaves, self._is_value, strict=True) if not is_value]
+        if len(others) != len(expected) or not all(map(_is_same, others, expected)):
+            raise BatchError(
+                f"{self.name} runs one by one and returns something besides tensors that depends on values (now "
+                f"{others}, before {expected}), but its caller has gone on with what was returned first; return a tensor instead"
+            )
 
     def places(self, B: int) -> list[Any]:
         return list(range(B)) if self.reason is not None else [slice(None)]
@@ -146,12 +202,13 @@ class EagerTraining:
         graphs = []
         allowed = {id(t) for t in pro.shared}
         for place in self.kernel.places(B):
-            with torch.enable_grad(), _Touched() as touched:
-                operands = [
-                    row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)
-                ]  # arenas change
-                allowed.update(map(id, operands))
-                values = self.kernel.call(operands, pro.shared, outs, place)
+            operands = [
+                row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)
+            ]  # arenas change
+            allowed.update(map(id, operands))
+            given = [_given(t, t.requires_grad) for t in operands]
+            with torch.set_grad_enabled(self.kernel.grad), _Touched() as touched:
+                values = self.kernel.call(given, pro.shared, outs, place)
             if any(key not in allowed for key in touched.tensors):
                 raise RecordingError(
                     "a cell that runs one by one used a parameter that it had not used before and that is not "

@@ -201,6 +201,7 @@ def _piece(captured: Captured, again: Recapture, kept: Collection[int]) -> Piece
         tuple(body.tangents[i] for i in tangents), tuple(op.replace(lambda v: now[v.index]) for _, op in ops),
         tuple(now[v.index] for v in body.outputs), renamed([body.row_grads[i] for i in rows]),
         renamed([body.shared_grads[i] for i in shared]), renamed(body.tangent_of),
+        tuple(frozenset(now[i].index for i in reached if i in now) for reached in body.reach),
     )  # fmt: skip
     explicit = len(again.shared)
     return Piece(

@@ -65,6 +65,21 @@ class Kernel(Protocol):
     @property
     def bound(self) -> tuple[torch.Tensor, ...]: ...
     @property
+    def writes(self) -> tuple[int, ...]:
+        """Operands that it writes in place, as torch sees it: their new values are its last outputs."""
+        ...
+
+    @property
+    def same(self) -> tuple[int | None, ...]:
+        """Of each tensor among its results the written operand that it is, if it is one; empty if it writes none."""
+        ...
+
+    @property
+    def views(self) -> tuple[frozenset[int], ...]:
+        """Of each output the operands whose memory it would share in torch, -1 for anything else; empty if none."""
+        ...
+
+    @property
     def reason(self) -> str | None:
         """Why it runs one by one; None when it runs batched."""
         ...

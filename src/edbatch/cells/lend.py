@@ -19,6 +19,7 @@ from edbatch.cells.decompose import EQUAL_CALLS
 from edbatch.cells.in_place import is_in_place
 from edbatch.errors import CaptureError, RecordingError
 from edbatch.modules import modules_of
+from edbatch.spec import is_tensor
 
 
 class Lend(TorchFunctionMode):
@@ -30,14 +31,14 @@ class Lend(TorchFunctionMode):
         self.sparse: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_in_place(func) and args and isinstance(args[0], torch.Tensor) and self.stand_in(args[0]) is not args[0]:
+        if is_in_place(func) and args and is_tensor(args[0]) and self.stand_in(args[0]) is not args[0]:
             raise CaptureError("the body writes into a parameter or buffer in place")
         if func in (torch.Tensor.backward, torch.autograd.backward):
             raise RecordingError(
                 "backward was called inside a cell, where gradients cannot be added up; return the loss, and call backward "
                 "on what the batched function returns, or use torch.autograd.grad"
             )
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self.stand_in, (args, kwargs or {}))
+        args, kwargs = pytree.tree_map_only(is_tensor, self.stand_in, (args, kwargs or {}))
         if func in EQUAL_CALLS:
             return EQUAL_CALLS[func](*args, **kwargs)
         if func in (torch.nn.functional.embedding, torch.embedding):
@@ -65,7 +66,7 @@ def lend_applied(
     `applied(call)` makes the call and may change its result.
     """
     with torch._C.DisableTorchFunction():
-        args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+        args, kwargs = pytree.tree_map_only(is_tensor, stand_in, (args, kwargs))
     return applied(lambda: function(*args, **kwargs))
 
 
@@ -84,9 +85,7 @@ class Unassigned:
     def __exit__(self, *error: Any) -> None:
         assigned = []
         for now, old in zip(self._places, self._before, strict=True):
-            ours = [
-                k for k, v in now.items() if isinstance(v, torch.Tensor) and v is not old.get(k) and self._is_ours(v)
-            ]
+            ours = [k for k, v in now.items() if is_tensor(v) and v is not old.get(k) and self._is_ours(v)]
             for key in ours:
                 now.pop(key)
                 now.update({key: old[key]} if key in old else {})

@@ -108,7 +108,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return None
         return sum(not isinstance(entry, str) for entry in self.entries[: value.index])
 
-    def body(self, outputs: Any, row_grads: Any, shared_grads: Any, tangent_of: Any) -> Body:
+    def body(self, outputs: Any, row_grads: Any, shared_grads: Any, tangent_of: Any, reach: Any) -> Body:
         """Puts the inputs first and renumbers."""
         order = [v for kind in self.inputs.values() for v, _ in kind]
         order += [Val(i) for i, entry in enumerate(self.entries) if not isinstance(entry, str)]
@@ -121,7 +121,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
         results = tuple(now[v.index] for v in outputs)
         gradients = renamed(row_grads), renamed(shared_grads)
-        return Body(rows, shared, tangents, ops, results, *gradients, renamed(tangent_of))
+        return Body(rows, shared, tangents, ops, results, *gradients, renamed(tangent_of), reach)
 
 
 def plain(tree: Any) -> Any:

@@ -65,6 +65,9 @@ class SegmentKernel:
     grad: bool = True
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
+    writes: tuple[int, ...] = ()
+    same: tuple[int | None, ...] = ()
+    views: tuple[frozenset[int], ...] = ()
 
     @property
     def copies(self) -> bool:

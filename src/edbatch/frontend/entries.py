@@ -10,10 +10,12 @@ from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from edbatch.cells.kernel import Kernel
+from edbatch.errors import RecordingError
 from edbatch.frontend.kernels import Cell, Context
-from edbatch.frontend.lazy import Kind, lazy, rows_of
+from edbatch.frontend.lazy import Kind, Lazy, lazy, rows_of
 from edbatch.frontend.marking import active, plain_loop
 from edbatch.frontend.signature import Parts, calling
 from edbatch.frontend.type_set import NodeType
@@ -24,17 +26,27 @@ if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
 module_call = nn.Module.__call__
+VIEWING: list[Any] = []  # functions of our own whose results are views of their first operand in torch
+
+
+class Signature(NamedTuple):
+    """What tells a type from the others of its recording, and its name before it was made unique."""
+
+    key: tuple[Hashable, ...]
+    context: Context
+    name: str
 
 
 class Entry:
     """A node type inside a recording, as the hot path needs it."""
 
-    __slots__ = ("id", "kinds", "simple", "type")
+    __slots__ = ("id", "is_plain", "kinds", "simple", "type")
 
     def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
         self.id = identity
         self.type = node_type
         self.kinds = kinds
+        self.is_plain = not node_type.kernel.writes  # else see `writes`
         marks = tuple([object() for _ in kinds])
         shape = node_type.kernel.unflatten(list(marks))
         is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
@@ -47,19 +59,14 @@ class Entry:
             return lazy(node, self.kinds[0])
         if self.simple:
             return tuple([lazy(node + i * REF, kind) for i, kind in enumerate(self.kinds)])
-        values = [
+        return self.type.kernel.unflatten(self.values(node, length))
+
+    def values(self, node: int, length: int | None = None) -> list[Any]:
+        """The outputs of a node."""
+        return [
             lazy(node + i * REF, kind) if not per_row else rows_of(node + i * REF, kind, length or 0)
             for i, (kind, per_row) in enumerate(zip(self.kinds, self.type.per_row, strict=True))
         ]
-        return self.type.kernel.unflatten(values)
-
-
-class Signature(NamedTuple):
-    """What tells a type from the others of its recording, and its name before it was made unique."""
-
-    key: tuple[Hashable, ...]
-    context: Context
-    name: str
 
 
 def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
@@ -78,8 +85,16 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
     run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
     kernel = _kernel(recorder, calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
     name = recorder.names.call(target, args, kwargs, parts)
+    if cell is None and not kernel.outputs:
+        raise RecordingError(f"{name} gives no tensor, so it cannot be asked while examples are recorded; leave it out")
+    if any(isinstance(leaf, Lazy) for leaf in pytree.tree_leaves(kernel.unflatten([None] * len(kernel.outputs)))):
+        raise RecordingError(
+            f"{name} returns a lazy value that is none of its arguments, but came by a closure, an attribute or an "
+            "object of your own; pass it as an argument"
+        )
     per_row = (parts.is_row_wise,) * len(kernel.outputs)
-    return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row)
+    is_view = any(target is function for function in VIEWING)
+    return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row, is_view)
 
 
 def _kernel(

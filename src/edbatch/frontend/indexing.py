@@ -11,11 +11,12 @@ import torch
 
 from edbatch.cells.record import plain
 from edbatch.errors import ValueReadError
-from edbatch.frontend.lazy import Lazy, Rows
+from edbatch.frontend.entries import VIEWING
+from edbatch.frontend.lazy import Lazy, Rows, lazy
 from edbatch.frontend.row_functions import is_index_of_rows
 from edbatch.frontend.rows import check_owner
 from edbatch.frontend.signature import Parts
-from edbatch.spec import Spec
+from edbatch.spec import Spec, is_tensor
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -26,8 +27,9 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     if type(value) is Rows:
         check_owner(recorder, value)
         index = key if isinstance(key, tuple) else (key,)
-        if len(index) == 1 and type(index[0]) is int and value.elements is not None:
-            return value.elements[index[0]]
+        if len(index) == 1 and type(index[0]) is int and value.elements is not None and _is_element(recorder, value):
+            value.is_viewed = True
+            return lazy(value.elements[index[0]], value.kind.one)
         if is_index_of_rows(value, index):
             of_one = index if index[0] is Ellipsis else index[1:]
             return recorder.of_one_row(operator.getitem, (value, of_one), {})
@@ -37,9 +39,15 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     if not any(type(i) is int or isinstance(i, Lazy) for i in index):
         return recorder.record_op(operator.getitem, (value, key))
     items = _in_bounds(index, value.shape)
-    is_plain = not any(isinstance(i, torch.Tensor | bool | _List) or (isinstance(i, Lazy) and i.shape) for i in items)
+    is_plain = not any(isinstance(i, bool | _List) or is_tensor(i) or (isinstance(i, Lazy) and i.shape) for i in items)
     take = take_items if is_plain else take_mixed
     return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
+
+
+def _is_element(recorder: Recorder, rows: Rows) -> bool:
+    """Whether an element of rows is the value that was stacked: without grad it has no gradient."""
+    is_with_grad = rows.context.grad and recorder.context.grad
+    return is_with_grad or not any(map(recorder.lineage.requires_grad, rows.elements or ()))
 
 
 def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
@@ -72,7 +80,7 @@ def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
                 "do not exist while examples are recorded. Use torch.where or masked_fill, which keep the shape, or a "
                 "mask that is given as a tensor"
             )
-        mask = recorder.tensor_of(mask)
+        mask = recorder.tensor_of(mask.ref)
     recorder.changing = "it reads a mask"
     with torch._C.DisableTorchFunction():
         return list(mask.nonzero(as_tuple=True)) if mask.ndim else [bool(mask)]
@@ -137,6 +145,9 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
         else:
             value, dim = value[(slice(None),) * dim + (i,)], dim + 1
     return value
+
+
+VIEWING.extend((take_items, take_row))
 
 
 def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:

@@ -64,7 +64,7 @@ def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kw
     if not kwargs and recorder.is_cell(module):
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
-        if entry is not None:
+        if entry is not None and entry.is_plain:
             recorder.known_calls.learn((module, *key[1:]), entry, entry.id, entry.kinds if entry.simple else None)
             return recorder.add(entry, flat)
     return recorder.call(module, args, kwargs)

@@ -13,10 +13,10 @@ from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from edbatch.frontend.lazy import Lazy, PendingSum
-from edbatch.spec import float_bits
+from edbatch.spec import float_bits, is_tensor
 
 try:
     from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, same_items
@@ -64,7 +64,7 @@ def as_value(recorder: Recorder, part: Any) -> Any:
     """
     if type(part) is PendingSum:
         return recorder.resolve(part)
-    return recorder.outside(part) if isinstance(part, Tensor) else _NoValue
+    return recorder.outside(part) if is_tensor(part) else _NoValue
 
 
 def signature_of(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:

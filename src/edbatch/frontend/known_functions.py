@@ -46,7 +46,9 @@ def known(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
         if not all(_take(a, key, flat, are_data=False) for a in kwargs.values()):
             return None
     entry = recorder.entries.get(tuple(key))
-    return None if entry is None or not recorder.is_open else recorder.add(entry, flat)
+    if entry is None or not recorder.is_open:
+        return None
+    return recorder.add(entry, flat) if entry.is_plain else None
 
 
 def _take(value: Any, key: list[Any], flat: list[int], *, are_data: bool) -> bool:
@@ -95,4 +97,4 @@ def known_rows(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
             return None
         flat.append(a.ref)
     entry = recorder.entries.get(tuple(key))
-    return None if entry is None else recorder.add(entry, flat, length)
+    return recorder.add(entry, flat, length) if entry is not None and entry.is_plain else None

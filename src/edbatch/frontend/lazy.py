@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.errors import InPlaceError, ValueReadError
+from edbatch.cells.in_place import OPERATORS
+from edbatch.errors import InPlaceError, LeakedValueError, RecordingError, ValueReadError
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
+    from edbatch.frontend.kernels import Context
     from edbatch.frontend.recorder import Recorder
 
 READING = ("item", "tolist", "numpy", "__array__")
@@ -52,6 +54,11 @@ class Lazy:
     kind: (
         Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
     )
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """`isinstance(value, torch.Tensor)` and `torch.is_tensor(value)` are true; `type(value)` is what it is."""
+        return torch.Tensor
 
     @property
     def shape(self) -> torch.Size:
@@ -93,9 +100,11 @@ class Lazy:
     def __radd__(self, other: Any) -> Any:
         kind = self.kind
         if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
-            if kind.spec.dtype is torch.bool:  # of masks 0 makes numbers
+            if kind.spec.dtype is torch.bool or not kind.recorder.context.grad:  # of masks 0 makes numbers
                 return kind.recorder.plus(other, self)
-            return self  # Python's sum() begins with 0
+            value = Lazy() if type(self) is Lazy else PendingSum()  # Python's sum() begins with 0
+            value.kind, value.ref = kind, self.ref
+            return value
         return kind.recorder.plus(other, self)
 
     def __getitem__(self, key: Any) -> Any:
@@ -139,12 +148,17 @@ class Lazy:
 
 
 class Rows(Lazy):
-    """A stack of `length` values of one kind; `ref` is None while it is only a list of them."""
+    """A stack of `length` values of one kind; `ref` is None while it is only a list of them.
 
-    __slots__ = ("elements", "length", "whole")
+    elements: the references of listed values. context: the one it was made in.
+    """
+
+    __slots__ = ("context", "elements", "is_viewed", "length", "whole")
     length: int
-    elements: list[Lazy] | None
+    elements: list[int] | None
     whole: Any  # the same as one value of fixed length, once somebody needed it
+    context: Context
+    is_viewed: bool  # one of its elements was taken
 
     @property
     def shape(self) -> torch.Size:
@@ -173,6 +187,9 @@ class PendingSum(Lazy):
         return kind.recorder.plus(self, other)
 
 
+set_class: Callable[[Lazy, type], None] = object.__dict__["__class__"].__set__
+
+
 def lazy(ref: int, kind: Kind) -> Lazy:
     """A value that is the output `ref` of a recorded node."""
     value = Lazy()
@@ -181,10 +198,11 @@ def lazy(ref: int, kind: Kind) -> Lazy:
     return value
 
 
-def rows_of(ref: int | None, kind: Kind, length: int, elements: list[Lazy] | None = None) -> Rows:
+def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None = None) -> Rows:
     """Rows of values of a kind that are the output `ref` of a recorded node, or so far only a list of values."""
     value = Rows()
     value.ref, value.kind, value.length, value.elements, value.whole = ref, kind.rows, length, elements, None
+    value.context, value.is_viewed = kind.recorder.context, False
     return value
 
 
@@ -209,16 +227,30 @@ def owner(args: Any, kwargs: Any) -> Recorder:
     raise TypeError("no lazy value among the arguments")
 
 
-def reading(value: Lazy, how: str) -> ValueReadError:
+def reading(value: Lazy, how: str) -> RecordingError:
+    if not value.kind.recorder.is_open:
+        return leaked(value)
+    is_outside = type(value) is Lazy and value.ref < 0
+    of_column = "It comes from a tensor: a list of numbers as the column would be read at once. " if is_outside else ""
     return ValueReadError(
         f"a lazy value {value.kind.spec} was read {how}, but values do not exist while examples are recorded. "
-        "Decide by the example's own data, use torch.where, or put the decision into a cell (edbatch.cell), "
-        "which then runs one by one"
+        f"{of_column}Decide by the example's own data, use torch.where, or put the decision into a cell "
+        "(edbatch.cell), which then runs one by one"
+    )
+
+
+def leaked(value: Lazy) -> LeakedValueError:
+    return LeakedValueError(
+        f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy "
+        "values live only inside that call: return them from the function, and do not keep them on self, in globals "
+        "or in the examples"
     )
 
 
 def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
     def forward(self: Lazy, other: Any) -> Any:
+        if other is None:
+            return NotImplemented
         return self.kind.recorder.torch_function(function, (self, other), {})
 
     def reflected(self: Lazy, other: Any) -> Any:
@@ -226,6 +258,16 @@ def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
 
     setattr(Lazy, f"__{name}__", forward)
     setattr(Lazy, f"__r{name}__", reflected)
+
+
+def _in_place(name: str) -> None:
+    """`value += other`: the value itself is rebound, as torch writes into it, so that all its names see it."""
+    plain = getattr(operator, f"__{name}__")
+
+    def method(self: Lazy, other: Any) -> Any:
+        return self.kind.recorder.write(self, plain(self, other))
+
+    setattr(Lazy, f"__i{name}__", method)
 
 
 def _unary(name: str, function: Callable[[Any], Any]) -> None:
@@ -237,6 +279,8 @@ def _unary(name: str, function: Callable[[Any], Any]) -> None:
 
 for _name in ("sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
     _binary(_name, getattr(operator, f"__{_name}__"))
+for _name in OPERATORS:
+    _in_place(_name)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
     _binary(_name, getattr(operator, _name))
 for _name in ("neg", "pos", "abs", "invert"):

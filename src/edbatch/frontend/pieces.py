@@ -22,6 +22,7 @@ from edbatch.frontend.recorder import DRAWS, Recorder
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Value, structure_of
 from edbatch.planning.layout import REF, Ints
+from edbatch.spec import is_tensor
 
 Types = MutableMapping[Any, PieceType]
 MAX_STRUCTURES = 20  # of results; one is usual
@@ -77,9 +78,7 @@ class PieceRecorder(Recorder):
             return f"it returns something of type {type(other).__name__}, neither a tensor nor a plain constant"
         with torch._C.DisableTorchFunction():
             own = self._outside[self.outside_starts[-1] + len(self.columns[-1]) :]
-            if any(
-                t.grad_fn is not None or self.shared.is_derived(t) for t in (*own, *leaves) if isinstance(t, Tensor)
-            ):
+            if any(t.grad_fn is not None or self.shared.is_derived(t) for t in (*own, *leaves) if is_tensor(t)):
                 return DERIVED
         return None
 

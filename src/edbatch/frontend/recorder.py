@@ -17,17 +17,19 @@ import torch
 from torch import nn
 
 from edbatch.cells.in_place import is_in_place
-from edbatch.errors import InPlaceError, LeakedValueError, RecordingError
-from edbatch.frontend import row_functions, sums
+from edbatch.errors import InPlaceError, RecordingError
+from edbatch.frontend import row_functions, sums, writes
 from edbatch.frontend.attributes import Same
 from edbatch.frontend.entries import Entry, Signature, define, module_call
 from edbatch.frontend.indexing import getitem, is_row_number, row_of, with_known_masks
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.known_calls import KnownCalls, Numbers, as_value
 from edbatch.frontend.known_functions import ADD, ARITHMETIC, known, known_rows
-from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy
+from edbatch.frontend.lazy import Kind, Lazy, PendingSum, Rows, lazy, leaked
+from edbatch.frontend.lineage import Lineage
 from edbatch.frontend.marking import CellFunction, is_row_wise
 from edbatch.frontend.names import Names
+from edbatch.frontend.questions import ask
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.refusals import refuse
 from edbatch.frontend.results import settle
@@ -79,6 +81,8 @@ class Recorder:
         self.shared = SharedTensors(self, shared)
         self._called: dict[tuple[int, ...], Called] = {}  # by the identities of targets and owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
+        self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
+        self.lineage = Lineage(self)
         self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
@@ -98,7 +102,8 @@ class Recorder:
     def refresh_context(self) -> None:
         """Called whenever the user's code may have changed grad mode or autocast."""
         self.known_calls.forget()
-        self.context = self.sums_grow_in = Context.current()
+        context = Context.current()
+        self.context = self.sums_grow_in = self._contexts.setdefault(context, context)
         self.entries = self._entries_of.setdefault(self.context, {})
 
     def kind(self, spec: Spec) -> Kind:
@@ -119,9 +124,9 @@ class Recorder:
             self._outside_specs.append(spec)
         return known
 
-    def tensor_of(self, value: Lazy) -> torch.Tensor:
+    def tensor_of(self, ref: int) -> torch.Tensor:
         """The plain tensor that an operand from outside stands for."""
-        return self._outside[-1 - value.ref]
+        return self._outside[-1 - ref]
 
     def _protect(self, tensors: list[torch.Tensor]) -> None:
         """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
@@ -165,6 +170,9 @@ class Recorder:
     # ---- nodes
 
     def add(self, entry: Entry, flat: Sequence[int], length: int | None = None) -> Any:
+        return entry.outputs(self.add_node(entry, flat), length)
+
+    def add_node(self, entry: Entry, flat: Sequence[int]) -> int:
         node = len(self.types)
         try:
             self.add_args(flat)  # all or none
@@ -173,7 +181,10 @@ class Recorder:
                 f"a number that was given to {entry.type.name} does not fit into 64 bits; give it as a tensor"
             ) from None
         self.add_type(entry.id)
-        return entry.outputs(node, length)
+        return node
+
+    def write(self, value: Lazy, result: Any) -> Lazy:
+        return writes.write(self, value, result)
 
     def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:
         """The entry of a signature in a context; `make` gives its type when it is new to this recording."""
@@ -259,6 +270,8 @@ class Recorder:
         found = self.entries.get(key)
         if found is None:
             found = self.entry(key, lambda: define(self, target, args_template, kwargs_template, parts, cell))
+        if not found.is_plain:
+            return writes.record(self, found, parts, length)
         return self.add(found, parts.flat, length)
 
     # ---- torch functions
@@ -300,9 +313,10 @@ class Recorder:
             return self._without_lazy(func, args, kwargs, leaves)
         if func in ADD and len(args) == 2 and not kwargs and (total := sums.add(self, *args)) is not None:
             return total
+        answer = ask(self, func, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
         refuse(func, args, kwargs)
-        if kwargs.get("inplace"):  # the user's variable is rebound to the result, as with +=
-            kwargs = {**kwargs, "inplace": False}
         if any(type(v) is Rows for v in leaves):
             result = row_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
@@ -342,11 +356,3 @@ class Recorder:
     def _reads_shared(self, func: Callable[..., Any]) -> None:
         if func not in METADATA:
             self.changing = "it computes with parameters, buffers or keywords alone, outside of a cell"
-
-
-def leaked(value: Lazy) -> LeakedValueError:
-    return LeakedValueError(
-        f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy "
-        "values live only inside that call: return them from the function, and do not keep them on self, in globals "
-        "or in the examples"
-    )

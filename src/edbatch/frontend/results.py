@@ -19,7 +19,7 @@ from edbatch.errors import BatchError
 from edbatch.frontend.lazy import Lazy, PendingSum, Rows
 from edbatch.frontend.rows import check_owner
 from edbatch.planning.layout import Ints, renumber, unpack
-from edbatch.spec import Spec
+from edbatch.spec import Spec, is_tensor
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -43,7 +43,7 @@ class Value(NamedTuple):
         check_owner(recorder, value)
         if value.ref is not None:
             return Value(value.kind.spec, "ragged", (value.ref,), value.length)
-        return Value(value.kind.spec, "listed", tuple([e.ref for e in value.elements or ()]), value.length)
+        return Value(value.kind.spec, "listed", tuple(value.elements or ()), value.length)
 
 
 @dataclass
@@ -172,7 +172,7 @@ def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Gr
     alike = _group_alike(leaf, values, recorder)
     if alike is not None:
         return [alike]
-    lazy = [recorder.outside(v) if isinstance(v, Tensor) else v for v in values]
+    lazy = [recorder.outside(v) if is_tensor(v) else v for v in values]
     return groups(leaf, [Value.of(v, recorder) if isinstance(v, Lazy) else v for v in lazy])
 
 
@@ -185,7 +185,7 @@ def _group_alike(leaf: int, values: list[Any], recorder: Recorder) -> Group | No
     if kind is kind.one:
         return Group(leaf, kind.spec, examples, np.array([v.ref for v in values], dtype=np.int64))
     if kind is kind.one.rows and all(v.ref is None for v in values):
-        refs = [e.ref for v in values for e in v.elements]
+        refs = [ref for v in values for ref in v.elements]
         return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), [v.length for v in values])
     return None
 

@@ -14,11 +14,11 @@ import torch
 
 from edbatch.cells.segments import PER_ROW, mean_kernel, segment_kernel
 from edbatch.frontend.lazy import Lazy, Rows
-from edbatch.frontend.rows import check_owner, listed, name_of, operand, stack
+from edbatch.frontend.rows import check_owner, is_list, listed, name_of, operand, stack
 from edbatch.frontend.sums import sum_entry
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import Slot
-from edbatch.spec import Spec, float_bits
+from edbatch.spec import Spec, float_bits, is_tensor
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -120,7 +120,7 @@ def is_index_of_rows(rows: Rows, index: tuple[Any, ...]) -> bool:
 
 def _product(recorder: Recorder, left: Any, right: Any) -> Any:
     if type(left) is Rows and left.ndim == 2 and type(right) is not Rows:
-        if right.ndim == 1 or (right.ndim == 2 and isinstance(right, torch.Tensor) and right in recorder.shared):
+        if right.ndim == 1 or (right.ndim == 2 and is_tensor(right) and right in recorder.shared):
             return recorder.row_wise(torch.matmul, (left, right), {})
     elif type(left) is Rows and type(right) is Rows and left.ndim == 1 and right.length == left.length:
         return _sum(recorder, recorder.row_wise(scale, (right, left), {}))
@@ -136,7 +136,7 @@ def _sum(recorder: Recorder, rows: Rows) -> Any:
     kind = rows.kind.one
     if kind.pending is None:
         return NotImplemented
-    slot, flat = _sum_operand(rows)
+    slot, flat = _sum_operand(recorder, rows)
     entry = recorder.entries.get(kind.sum_key) if slot is Slot.SUM else None
     return recorder.add(entry or sum_entry(recorder, kind, slot, recorder.context), flat)
 
@@ -153,12 +153,12 @@ def _mean(recorder: Recorder, rows: Rows) -> Any:
         kernel = mean_kernel(spec, grad=recorder.context.grad)
         return NodeType(name, kernel, (slot, Slot.DATA), (spec, number), (), (False,))
 
-    slot, flat = _sum_operand(rows)
+    slot, flat = _sum_operand(recorder, rows)
     return recorder.add(recorder.entry(("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
 
 
-def _sum_operand(rows: Rows) -> tuple[Slot, list[int]]:
-    return (Slot.SUM, listed(rows)) if rows.ref is None else (Slot.SUM_ROWS, [rows.ref])
+def _sum_operand(recorder: Recorder, rows: Rows) -> tuple[Slot, list[int]]:
+    return (Slot.SUM, listed(rows)) if is_list(recorder, rows) else (Slot.SUM_ROWS, [rows.ref])
 
 
 def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
@@ -174,7 +174,7 @@ def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
 
         if not spec.dtype.is_floating_point:
             return NotImplemented
-        slot, flat = operand(rows)
+        slot, flat = operand(recorder, rows)
         return recorder.add(recorder.entry((name, rows.kind, slot), make), flat, rows.length)
 
     return reduce

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from edbatch.cells.segments import SegmentKernel, copy_kernel
 from edbatch.errors import LeakedValueError, RecordingError
 from edbatch.frontend.lazy import Kind, Lazy, Rows, rows_of
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import Slot
-from edbatch.spec import Spec
+from edbatch.spec import Spec, is_tensor
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -31,18 +29,18 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
     alike = stack_alike(recorder, values)
     if alike is not None:
         return alike
-    if all(isinstance(v, torch.Tensor) for v in values):
+    if all(map(is_tensor, values)):
         return None  # nothing lazy: an ordinary call
     elements = []
     for value in values:
-        if isinstance(value, torch.Tensor):
+        if is_tensor(value):
             value = recorder.outside(value)
         if not isinstance(value, Lazy) or type(value) is Rows:
             return None
         elements.append(recorder.resolve(value))
     if any(e.kind is not elements[0].kind for e in elements):
         return None
-    return rows_of(None, elements[0].kind, len(elements), elements)
+    return rows_of(None, elements[0].kind, len(elements), [e.ref for e in elements])
 
 
 def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Rows | None:
@@ -54,7 +52,7 @@ def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Rows
     kind = kinds[0] if kinds else None
     if type(kind) is not Kind or kind.one is not kind or kind.recorder is not recorder or not recorder.is_open:
         return None
-    return rows_of(None, kind, len(values), list(values)) if kinds.count(kind) == len(kinds) else None
+    return rows_of(None, kind, len(values), [v.ref for v in values]) if kinds.count(kind) == len(kinds) else None
 
 
 def materialise(recorder: Recorder, rows: Rows) -> Rows:
@@ -65,9 +63,9 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
 
         def make() -> NodeType:
             name = name_of(recorder, "stack of", Slot.LIST, spec)
-            return NodeType(name, copy_kernel(spec, grad=recorder.context.grad), (Slot.LIST,), (spec,), (), (True,))
+            return NodeType(name, copy_kernel(spec, grad=rows.context.grad), (Slot.LIST,), (spec,), (), (True,))
 
-        entry = recorder.entry(("stack", rows.kind), make)
+        entry = recorder.entry(("stack", rows.kind), make, rows.context)
         rows.ref = recorder.add(entry, listed(rows), rows.length).ref
     return rows
 
@@ -86,14 +84,14 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
 
     def make() -> NodeType:
         kernel = SegmentKernel(
-            "dense", (whole,), run, gradient, reads=(False,), reads_outs=False, grad=recorder.context.grad
+            "dense", (whole,), run, gradient, reads=(False,), reads_outs=False, grad=rows.context.grad
         )
         name = name_of(recorder, f"stack of {length}", slot, spec)
         return NodeType(name, kernel, (slot,), (spec,), (), (False,))
 
     if rows.whole is None:
-        slot, flat = operand(rows)
-        rows.whole = recorder.add(recorder.entry(("dense", rows.kind, length, slot), make), flat)
+        slot, flat = (Slot.LIST, listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
+        rows.whole = recorder.add(recorder.entry(("dense", rows.kind, length, slot), make, rows.context), flat)
     return rows.whole
 
 
@@ -103,11 +101,18 @@ def name_of(recorder: Recorder, what: str, slot: Slot, spec: Spec) -> str:
 
 
 def listed(rows: Rows) -> list[int]:
-    return [rows.length, *[e.ref for e in rows.elements or ()]]
+    return [rows.length, *(rows.elements or ())]
 
 
-def operand(rows: Rows) -> tuple[Slot, list[int]]:
-    return (Slot.LIST, listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
+def is_list(recorder: Recorder, rows: Rows) -> bool:
+    """Whether rows can be read as a list of values here; those of another context lie in memory, made in that one."""
+    if rows.ref is None and rows.context is not recorder.context:
+        materialise(recorder, rows)
+    return rows.ref is None
+
+
+def operand(recorder: Recorder, rows: Rows) -> tuple[Slot, list[int]]:
+    return (Slot.LIST, listed(rows)) if is_list(recorder, rows) else (Slot.ROWS, [rows.ref])
 
 
 def check_owner(recorder: Recorder, rows: Rows) -> None:

@@ -57,6 +57,7 @@ class Parts:
         self.key: list[Hashable] = []
         self.flat: list[int] = []
         self.operands: list[Kind | Spec] = []  # a Kind: a value; a Spec: a number
+        self.values: list[Any] = []  # of each operand the lazy value; None for a number
         self.slots: list[Slot] = []
         self.shared: list[torch.Tensor] = []
         self.generators: list[torch.Generator] = []
@@ -99,6 +100,7 @@ class Parts:
             self.key.append(slot)
         self.flat.append(value.ref)
         self.operands.append(value.kind)
+        self.values.append(value)
         self.slots.append(slot or Slot.ONE)
         return Operand(len(self.operands) - 1)
 
@@ -110,6 +112,7 @@ class Parts:
         self.key.append(kind)
         self.flat.append(value if kind is int else float_bits(value))
         self.operands.append(spec)
+        self.values.append(None)
         self.slots.append(Slot.DATA)
         return Operand(len(self.operands) - 1)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from edbatch.cells.segments import copy_kernel
-from edbatch.frontend.lazy import Kind, Lazy, PendingSum, pending
+from edbatch.frontend.lazy import Kind, Lazy, PendingSum, pending, set_class
 from edbatch.frontend.rows import name_of
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import Slot
@@ -60,7 +60,7 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
     if entry is None:
         entry = sum_entry(recorder, kind, Slot.SUM, context)
-    value.__class__ = Lazy  # type: ignore[assignment]
+    set_class(value, Lazy)
     value.kind = kind
     value.ref = len(recorder.types)
     recorder.add_args((len(terms), *terms))

@@ -35,6 +35,7 @@ class NodeType:
     slots, slot_specs: how each operand is read, and what one row of it is (None for OFFSETS).
     shared: the tensors that all nodes share, parameters above all; the kernel's own (`kernel.bound`) come last.
     per_row: for each output, whether a node writes one row or as many as it has.
+    is_view: in torch its results would share the memory of its first operand, though its kernel does not tell.
     """
 
     name: str
@@ -43,6 +44,7 @@ class NodeType:
     slot_specs: tuple[Spec | None, ...]
     shared: tuple[torch.Tensor, ...] = ()
     per_row: tuple[bool, ...] = ()
+    is_view: bool = False
 
     @property
     def can_differentiate(self) -> Mask:
