@@ -12,6 +12,7 @@ from edbatch.errors import BatchError
 from edbatch.explain import explain
 from edbatch.frontend.interception import one_by_one
 from edbatch.frontend.marking import active, plain_loop
+from edbatch.frontend.outside_compile import outside_compile
 from edbatch.frontend.refusals import refuse_transforms
 from edbatch.frontend.results import STACKS, Results
 from edbatch.pipeline import Pipeline, zip_columns
@@ -83,6 +84,7 @@ class Batched(nn.Module):
         else:
             super().__setattr__(name, value)
 
+    @outside_compile
     def forward(self, *columns: Any, **keywords: Any) -> Any:
         """The results of `fn` on every example: positional arguments are columns, keywords are shared."""
         if active.get() is not None:
@@ -99,6 +101,7 @@ class Batched(nn.Module):
             self._pipeline = Pipeline(self.fn, self.compiling, self.key, debug=self.debug)
         return self._pipeline
 
+    @outside_compile
     def one_by_one(self, *columns: Any, **keywords: Any) -> Any:
         """The same results by a plain loop over the examples: nothing is recorded or batched. For debugging."""
         outputs = one_by_one(self._loop, columns, keywords)

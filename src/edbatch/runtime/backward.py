@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edbatch.errors import GradientError
+from edbatch.frontend.outside_compile import outside_compile
 from edbatch.frontend.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.forward import Execution
@@ -38,6 +39,7 @@ class BatchedFunction(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
+    @outside_compile
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
         if torch.is_grad_enabled():
             raise GradientError(

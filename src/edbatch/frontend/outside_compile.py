@@ -1,0 +1,48 @@
+"""Outside torch.compile: a batched call is not traced by dynamo, and what is compiled inside it runs as it is written.
+
+Dynamo looks at every Python frame and cannot follow a recording; lazy values and captured cells are nothing to compile.
+Nothing here imports dynamo, which takes seconds: without it nothing is compiled.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any, ParamSpec, TypeVar
+
+import torch
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_dynamo: Any = torch._C._dynamo.eval_frame
+
+
+def _skip(code: CodeType) -> None:
+    """Dynamo is not to look at frames of this code; how to say so without importing it depends on torch's version."""
+    if hasattr(_dynamo, "skip_code"):
+        _dynamo.skip_code(code)
+    else:
+        action = _dynamo._FrameAction
+        _dynamo.set_code_exec_strategy(code, _dynamo._FrameExecStrategy(action.SKIP, action.DEFAULT))
+
+
+def outside_compile(function: Callable[P, T]) -> Callable[P, T]:
+    """The function, run outside torch.compile, with everything in it that is compiled taken as plain Python."""
+
+    @functools.wraps(function)
+    def run(*args: P.args, **kwargs: P.kwargs) -> T:
+        if "torch._dynamo" not in sys.modules:
+            return function(*args, **kwargs)
+        before = _dynamo.set_eval_frame(None)
+        try:
+            with torch.compiler.set_stance("force_eager"):
+                return function(*args, **kwargs)
+        finally:
+            _dynamo.set_eval_frame(before)
+
+    _skip(run.__code__)
+    run._torchdynamo_disable = True  # type: ignore[attr-defined]  # code that calls it is compiled up to here, and from here on
+    run._torchdynamo_disable_msg = "edbatch runs outside torch.compile"  # type: ignore[attr-defined]
+    return run
