@@ -2,6 +2,7 @@
 
 import collections
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -96,11 +97,12 @@ MASK4 = torch.tensor([True, False, True, True])
 INDICES = [
     (0, [0, -1]), [0, -1], ([0, 1], 0), ([0, 1], slice(None), 0), (0, slice(None), [0, 1]), (..., [0, 1]),
     (0, ..., [0, 1]), (None, 0, [0, 1]), (0, None, [0, 1]), ([0, 1], [1, 2]), ([-1], -1), (slice(1, None), [0, 1], 0),
-    (0, [[0, 1], [1, 0]]), (0, []), (), ..., None, TWO, (0, TWO), (TWO, 0), (-1, TWO), (0, slice(None), TWO), (TWO, [0, 1]),
-    MASK, (0, MASK4), (MASK, 0), (slice(None), MASK4), (MASK, 0, TWO), (..., MASK4, 1), torch.ones(3, 4) > 0, (MASK, [0, 3]),
+    (0, [[0, 1], [1, 0]]), (0, []), (), ..., None, TWO, (0, TWO), (TWO, 0), (-1, TWO), (0, slice(None), TWO),
+    (TWO, [0, 1]), MASK, (0, MASK4), (MASK, 0), (slice(None), MASK4), (MASK, 0, TWO), (..., MASK4, 1), (MASK, [0, 3]),
+    torch.ones(3, 4) > 0,
     [True, False, True], (0, [True, False, True, True]), True, (0, True), (None, False), torch.tensor(True),
-    torch.tensor(1), (torch.tensor(1), [0, 1]), (torch.tensor(-1), 0), (..., torch.tensor(1)), (torch.tensor(1), ..., [1]),
-    np.array([0, 1]), (0, np.array([0, 1])), MASK.numpy(), np.int64(1),
+    torch.tensor(1), (torch.tensor(1), [0, 1]), (torch.tensor(-1), 0), (..., torch.tensor(1)),
+    (torch.tensor(1), ..., [1]), np.array([0, 1]), (0, np.array([0, 1])), MASK.numpy(), np.int64(1),
 ]  # fmt: skip
 
 
@@ -127,7 +129,7 @@ def test_masks_that_are_given_are_read_and_others_refused():
     masks = torch.tensor([[True, False, True], [False, True, True], [True, True, False], [True, True, False]])
     like_torch(lambda x, mask: x[mask] * 2, CUBES, masks)
     like_torch(lambda x, mask: (x * 2)[:, mask[0]], CUBES, [[MASK4]] * 4)
-    with pytest.raises(ValueReadError, match="torch.where or masked_fill"):
+    with pytest.raises(ValueReadError, match=r"torch\.where or masked_fill"):
         edbatch.batch(lambda x: x[x > 0])(X)
     for index in (torch.tensor([True, False]), (..., torch.tensor([True]))):
         with pytest.raises(IndexError, match="mask"):
@@ -324,9 +326,8 @@ def test_products_of_several_dtypes(dtypes):
         try:
             product(*[c[0] for c in columns])
         except RuntimeError as error:
-            with pytest.raises(RuntimeError) as caught:
+            with pytest.raises(RuntimeError, match=re.escape(str(error).split("\n")[0])):
                 edbatch.batch(product)(*columns)
-            assert str(error).split("\n")[0] in str(caught.value)
         else:
             like_torch(product, *columns)
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from like_torch import like_torch
 from torch import nn
 
 import edbatch
+from like_torch import like_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's own
 

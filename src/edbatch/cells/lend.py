@@ -35,8 +35,8 @@ class Lend(TorchFunctionMode):
             raise CaptureError("the body writes into a parameter or buffer in place")
         if func in (torch.Tensor.backward, torch.autograd.backward):
             raise RecordingError(
-                "backward was called inside a cell, where gradients cannot be added up; return the loss, and call backward "
-                "on what the batched function returns, or use torch.autograd.grad"
+                "backward was called inside a cell, where gradients cannot be added up; return the loss, and call "
+                "backward on what the batched function returns, or use torch.autograd.grad"
             )
         args, kwargs = pytree.tree_map_only(is_tensor, self.stand_in, (args, kwargs or {}))
         if func in EQUAL_CALLS:

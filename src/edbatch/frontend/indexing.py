@@ -127,9 +127,8 @@ def _is_constant(items: Any) -> bool:
 
 def take_mixed(value: torch.Tensor, *index: Any) -> torch.Tensor:
     """`value[index]` for integers given as 0-d tensors, and anything else that torch takes."""
-    lists = {i: torch.tensor(i.items, device=value.device) for i in index if isinstance(i, _List)}
-    lists = {i: numbers if numbers.numel() else numbers.long() for i, numbers in lists.items()}
-    return value[tuple(lists.get(i, i) if isinstance(i, _List) else i for i in index)]
+    items = [torch.tensor(i.items, device=value.device) if isinstance(i, _List) else i for i in index]
+    return value[tuple(i.long() if isinstance(i, torch.Tensor) and not i.numel() else i for i in items)]
 
 
 def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:

@@ -31,7 +31,6 @@ def _skip(code: CodeType) -> None:
 def outside_compile(function: Callable[P, T]) -> Callable[P, T]:
     """The function, run outside torch.compile, with everything in it that is compiled taken as plain Python."""
 
-    @functools.wraps(function)
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
@@ -43,6 +42,7 @@ def outside_compile(function: Callable[P, T]) -> Callable[P, T]:
             _dynamo.set_eval_frame(before)
 
     _skip(run.__code__)
+    functools.update_wrapper(run, function)
     run._torchdynamo_disable = True  # type: ignore[attr-defined]  # code that calls it is compiled up to here, and from here on
     run._torchdynamo_disable_msg = "edbatch runs outside torch.compile"  # type: ignore[attr-defined]
     return run

@@ -14,8 +14,8 @@ from edbatch.errors import BatchError, EdbatchError, InPlaceError, RecordingErro
 
 TRANSFORMS = (
     "a gradient, or a transform of torch.func or torch.autograd.functional, was asked for inside the batched function, "
-    "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply it "
-    "to single examples, outside"
+    "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply "
+    "it to single examples, outside"
 )
 _TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")
 
@@ -66,8 +66,8 @@ def refuse_transforms() -> None:
     """Raises if a transform of torch.func is around a batched call: it would not see what is computed."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         raise BatchError(
-            "a batched function was called inside torch.func.vmap, grad, jvp or the like, which cannot see into it; use "
-            "batched.one_by_one(...) there, or backward() for gradients"
+            "a batched function was called inside torch.func.vmap, grad, jvp or the like, which cannot see into it; "
+            "use batched.one_by_one(...) there, or backward() for gradients"
         )
 
 
@@ -75,7 +75,8 @@ def refuse_tangents(tensors: Iterable[torch.Tensor]) -> None:
     """Raises if one of the tensors that a batched call reads has a tangent, which would be lost."""
     if forward_ad._current_level < 0:
         return
-    if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+    unpack: Any = forward_ad.unpack_dual
+    if any(unpack(tensor).tangent is not None for tensor in tensors):
         raise BatchError(
             "a tensor with a tangent (forward mode of torch.autograd) was given to a batched function, which has "
             "gradients in reverse mode only; use batched.one_by_one(...) there"

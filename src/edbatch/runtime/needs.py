@@ -9,7 +9,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from edbatch.cells.kernel import Mask
+from edbatch.cells.kernel import Kernel, Mask
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import SlotTable
@@ -102,7 +102,7 @@ def with_wanted_gradients(recording: Recording) -> Recording:
 def _wanting(node_type: NodeType, rows: Mask, shared: Mask) -> NodeType:
     kernel = node_type.kernel
     wanting, given = getattr(kernel, "wanting", None), len(shared) - len(kernel.bound)
-    now = wanting and wanting((*rows, *shared[:given]))
-    if wanting is None or now is kernel:
+    now: Kernel = kernel if wanting is None else wanting((*rows, *shared[:given]))
+    if now is kernel:
         return node_type
     return replace(node_type, kernel=now, shared=(*node_type.shared[:given], *now.bound))
