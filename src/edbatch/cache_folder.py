@@ -44,7 +44,7 @@ class CacheFolder:
             write_atomically(self.path / name, _checksum(key, payload) + payload, mode=0o600)
         except OSError as error:
             if not self._has_warned:
-                log.warning("compiled code cannot be kept in %s for later processes: %s", self.path, error)
+                log.warning("compiled code cannot be kept in %s for later processes: %s", self.path, error.strerror)
             self._has_warned = True
 
     @property

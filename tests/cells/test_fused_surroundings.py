@@ -103,7 +103,7 @@ def test_a_damaged_cache_heals(settings, tmp_path):
     in_a_new_process(code, **settings)
     files = sorted(path for path in tmp_path.rglob("*") if path.is_file())
     contents = [path.read_bytes() for path in files]
-    assert len(files) > 10
+    assert files
     for i, path in enumerate(files):
         others = contents[i - 1]
         path.write_bytes([b"", contents[i][: len(contents[i]) // 2], b"garbage" * 100, others, others][i % 5])
