@@ -49,6 +49,7 @@ def edbatch(
     * `edbatch learn lattice-lstm` learns a policy from word lattices, draws it and compares it with others
     * `edbatch cells` shows what is batched and copied inside LSTM, GRU and tree cells
     * `edbatch bench tree-lstm --mode train` compares with plain and hand-batched PyTorch
+    * `edbatch fuzz --seconds 600` looks for programs whose batched results differ
     * `edbatch bench recording --json recording.json` writes what it measured
     """
 
@@ -197,6 +198,36 @@ def cells(
         settings = benchmark.Settings(hidden, benchmark.parse_batch_sizes(batch_sizes), repeats, threads)
         settings.check()
         show_measured(benchmark, json, lambda: benchmark.run(settings))
+
+
+@app.command()
+def fuzz(
+    seconds: Annotated[float | None, number("Go on for so long.", show_default="60, or as --programs says")] = None,
+    seed: Annotated[int, number("Seed of the programs; the same seed gives the same ones.", least=0)] = 0,
+    programs: Annotated[int | None, number("Run so many programs at most.", show_default="no limit")] = None,
+    output: Annotated[Path, typer.Option(help="Folder for the scripts of findings.")] = Path("fuzz-findings"),
+    include: Annotated[
+        list[str] | None, typer.Option(help="A feature that is switched off by default; may be repeated, or `all`.")
+    ] = None,
+) -> None:
+    """Look for faults: random programs run batched and one by one, and what differs becomes a small script.
+
+    Compared are values, dtypes, shapes, gradients, what calls leave behind, and how they end: a crash and a hang are
+    findings, a refusal with a clear message is none. Ctrl-C ends with the summary; exit code 1 says there are findings.
+
+    Example: `edbatch fuzz --seconds 600 --seed 7 --output findings`
+    """
+    with clear_errors():
+        from edbatch.fuzz.run import Settings, run
+        from edbatch.fuzz.surroundings import EXCLUDED
+
+        unknown = set(include or ()) - {*EXCLUDED, "all"}
+        if unknown:
+            raise typer.BadParameter(f"{', '.join(sorted(unknown))}: none of {', '.join([*EXCLUDED, 'all'])}")
+        excluded = frozenset() if "all" in (include or ()) else frozenset(EXCLUDED) - set(include or ())
+        limit = 60.0 if seconds is None and programs is None else seconds
+        if run(Settings(seed, limit, programs, output, excluded)).findings:
+            raise typer.Exit(1)
 
 
 @policy.command("show")
