@@ -8,7 +8,7 @@ import random
 import re
 import warnings
 from collections import ChainMap
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
@@ -111,6 +111,10 @@ class Generator:
     def has(self, feature: str, probability: float) -> bool:
         return self.rng.random() < probability and feature not in self.excluded
 
+    def allowed(self, rows: Sequence[str]) -> Sequence[str]:
+        """The rows of a table that hold nothing that is switched off."""
+        return [row for row in rows if not any(text in row for text in self.excluded)]
+
     def name(self, letter: str) -> str:
         self.count += 1
         return f"{letter}{self.count}"
@@ -137,7 +141,7 @@ class Generator:
         setup = self._setup(scope, declared)
         options = self._options(is_keyed)
         changes = self._changes(scope, declared, is_module)
-        around = rng.choice(AROUND) if self.has("around", 0.1) else ""
+        around = rng.choice(self.allowed(AROUND)) if self.has("around", 0.1) else ""
         program = Program(
             self.label, tuple(columns), tuple(body), result, tuple(declared), tuple(functions), setup, changes, options,
             around, dtype, rng.choice(["all"] * 8 + ["first leaf", "first example"]),
@@ -175,7 +179,8 @@ class Generator:
             found.append(Column("flag", tuple(rng.choice(("True", "False")) for _ in each)))
             self.kinds["B"].append("flag")
         if rng.random() < 0.35:
-            tail, moving = ".requires_grad_()" if rng.random() < 0.3 else "", "" if is_keyed else " + 1000 * call"
+            tail = ".requires_grad_()" if rng.random() < 0.3 and not is_keyed else ""
+            moving = "" if is_keyed else " + 1000 * call"
             lists = [
                 ", ".join(f"randn(3, seed={rng.randrange(1000)}{moving}){tail}" for _ in range(rng.randint(1, 4)))
                 for _ in each
@@ -197,7 +202,7 @@ class Generator:
             found.append(Declared(self.name("b"), f"randn(3, seed={rng.randrange(1000)})", "buffer"))
         self.shared = [d.name for d in found]
         for _ in range(rng.choice([0, 0, 1, 1, 1, 2])):
-            expression, rows = rng.choice(MODULES)
+            expression, rows = rng.choice([m for m in MODULES if self.allowed(m[:1])])
             name = self.name("m")
             found.append(Declared(name, expression, "module"))
             self.modules.append((name, rows))
@@ -226,7 +231,9 @@ class Generator:
         for feature, probability in RISKY.items():
             if rng.random() < probability and not (is_keyed and feature == "kept"):
                 self.weights[feature] = 1.5
-        self.weights = {f: w for f, w in self.weights.items() if f not in self.excluded}
+        tables = {**OPERATIONS, **BLOCKS, "modules": ("",), "buffer writes": BUFFER_WRITES}
+        is_on = {f: f not in self.excluded and bool(self.allowed(tables[f])) for f in self.weights}
+        self.weights = {f: w for f, w in self.weights.items() if is_on[f]}
 
     def _body(self, scope: Scope, size: int, calls: list[Statement] | None = None) -> list[Statement]:
         body: list[Statement] = []
@@ -263,11 +270,11 @@ class Generator:
         row, given = "", {}
         if feature == "modules":
             name, rows = self.rng.choice(self.modules)
-            row, given = self.rng.choice(rows), {"M": name}
+            row, given = self.rng.choice(self.allowed(rows) or rows), {"M": name}
         elif feature == "buffer writes":
-            row, given = self.rng.choice(BUFFER_WRITES), {"p": next(n for n in self.shared if n.startswith("b"))}
+            row, given = self.rng.choice(self.allowed(BUFFER_WRITES)), {"p": next(n for n in self.shared if n.startswith("b"))}
         else:
-            row = self.rng.choice(OPERATIONS[feature])
+            row = self.rng.choice(self.allowed(OPERATIONS[feature]))
         slot = self._filled(row, scope, given)
         if slot is None:
             return None
@@ -326,7 +333,7 @@ class Generator:
         return False
 
     def _block(self, scope: Scope, feature: str) -> Statement | None:
-        slot = self._filled(self.rng.choice(BLOCKS[feature]), scope, {})
+        slot = self._filled(self.rng.choice(self.allowed(BLOCKS[feature])), scope, {})
         if slot is None or len(scope.heads) > 1:
             return None
         targets = (self.name("w"),) if "{t0}" in slot.form else ()
@@ -348,7 +355,7 @@ class Generator:
         self.rng.shuffle(ours)
         for outer in ours[:3]:
             for name in reversed(made):
-                a, b = scope.names[outer], inner.names[name]
+                a, b = scope.names[outer], inner.names.get(name)
                 if isinstance(b, Tensor) and a.shape == b.shape and a.dtype == b.dtype:
                     form = self.rng.choice(("{t0} = {0} + {1}", "{t0} = {1}", "{t0} = {0} * {1}"))
                     body.append(Statement(form, (outer, name), (outer,)))
@@ -482,7 +489,7 @@ class Generator:
         modules = [d.name for d in declared if d.feature == "module"]
         tensors = [d.name for d in declared if d.feature in ("parameter", "buffer", "tensor")]
         for _ in range(TRIES):
-            row = self.rng.choice(table)
+            row = self.rng.choice(self.allowed(table))
             pool = modules if "{M}" in row else tensors if "{p}" in row else ["model"]
             if pool and (is_module or "model" not in row):
                 statement = Statement(row.replace("{M}", "{0}").replace("{p}", "{0}"), (self.rng.choice(pool),))

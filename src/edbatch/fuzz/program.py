@@ -152,7 +152,8 @@ def code_of(program: Program) -> str:
     coarse = any(word in str(program) for word in ("autocast", "bfloat16", "float16", "half()"))
     settings = (
         f"dict(dtype=torch.{program.dtype}, calls={len(program.changes)}, loss={program.loss!r}, "
-        f"threads={program.threads}, stack={stack}, strict={is_strict(program)}, coarse={coarse})"
+        f"threads={program.threads}, stack={stack}, around={bool(program.around)}, strict={is_strict(program)}, "
+        f"precise={is_precise(program)}, coarse={coarse})"
     )
     lines = [*_make(program)]
     parts = [PRELUDE[name].strip("\n") + "\n\n" for name in program.prelude]
@@ -168,6 +169,14 @@ def is_strict(program: Program) -> bool:
     used = {name for s in statements for name in s.operands} | set(program.result.operands)
     used |= {name for f in program.functions for name in f.result.operands}
     return all(target in used for s in statements for target in s.targets) and not program.functions
+
+
+def is_precise(program: Program) -> bool:
+    """Whether no two calls can be nodes of one type, of which one needs gradients and makes the other need them."""
+    if program.functions or any(s.body for s in program.body):
+        return False
+    words = [word for s in program.body for word in re.findall(r"[a-z_]{2,}|[-+*/@<>=]", s.form)]
+    return len(words) == len(set(words))
 
 
 def line_of(statement: Statement, prefix: dict[str, str] | None = None) -> str:

@@ -20,7 +20,7 @@ def signature(outcome: Outcome) -> str:
     if outcome.kind == "error":
         return re.sub(r"\d+|'[^']*'|\[[^]]*\]", "…", outcome.message)[:80]
     if outcome.kind == "wrong":
-        words = ("state of torch", "requires_grad", "gradient", "structure", "attributes", "random", "lost", " has (", "result")
+        words = ("state of torch", "requires_grad", "gradient", "structure", "attributes", "random", "shape and dtype", "result")
         return outcome.kind + ": " + next((word for word in words if word in outcome.message), "tensors of the model")
     return outcome.kind
 
@@ -65,8 +65,7 @@ def _candidates(program: Program) -> Iterator[Program]:
             if not gone & set(function.result.operands):
                 smaller = replace(function, body=body)
                 yield replace(program, functions=(*program.functions[:i], smaller, *program.functions[i + 1 :]))
-    for body in _substituted(program):
-        yield body
+    yield from _substituted(program)
     yield from _simpler_columns(program)
 
 
@@ -148,7 +147,7 @@ def _substituted(program: Program) -> Iterator[Program]:
     for i, statement in enumerate(program.body):
         if len(statement.targets) != 1 or statement.body:
             continue
-        for operand in dict.fromkeys(statement.operands):
+        for operand in dict.fromkeys(o for o in statement.operands if o[0] in "xyvpcba" and o != "xs"):
             names = {statement.targets[0]: operand}
             after = tuple(_renamed(s, names) for s in program.body[i + 1 :])
             yield replace(program, body=program.body[:i] + after, result=_renamed(program.result, names))

@@ -5,9 +5,24 @@ Rows are written as in `operations.py`; `{M}` is the module, `{p}` a parameter o
 
 from __future__ import annotations
 
-# Features that are switched off, with what happens now.
+# What is switched off, features and parts of rows, with what happens now.
 EXCLUDED: dict[str, str] = {
     "rebinding": "documented: `x += y` on a lazy value rebinds x, other names of it keep the old value",
+    "inplace=True": "writes of modules and functions to lazy values are lost, or torch's error about leaves is raised",
+    "in place": "some writes to lazy values are torch's errors",
+    "int and list": "x[[0, 1], 2] on a lazy value is torch's error about data that is not allocated",
+    "requires_grad_": "of lazy values: ignored, or torch's error about leaves",
+    "heaviside": "no derivative, raised although none is asked for",
+    "floor_divide": "no derivative, raised although none is asked for",
+    " // ": "no derivative, raised although none is asked for",
+    ".scatter(0": "an index shorter than the source has no derivative, raised although none is asked for",
+    ".data": "of lazy values in cells: gradients flow through it",
+    "no grad": "what is an input under no_grad loses requires_grad",
+    "inference": "requires_grad of what is used under inference_mode first",
+    " % (": "a number modulo a lazy value: no derivative, raised although none is asked for",
+    "max_norm": "all rows of the embedding are scaled, not only those that were looked up",
+    "hooks": "hooks of lazy values are ignored, or torch's error is raised",
+    "torch.no_grad()": "identity under no_grad",
 }
 
 # A constructor, and how the module is called.
