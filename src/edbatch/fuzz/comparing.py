@@ -4,16 +4,17 @@ A program is a function `make(randn)` that makes the model and its examples anew
 This file knows nothing of the rest of the fuzzer: the script of a finding holds a copy of it.
 """
 
+import functools
 import gc
 import threading
 import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import partial
 from types import SimpleNamespace
 from typing import Any, NamedTuple  # noqa: F401
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: F401  (programs use it)
 from torch.utils import _pytree as pytree
@@ -82,21 +83,29 @@ def _first_line(error: Exception) -> str:
 def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
     """One call, by a plain loop: results by example, then everything that a call may change."""
     columns = _begin(side, call)
+    rng = torch.get_rng_state()
     with _around(side):
-        results = [side.model(*example) for example in zip(*columns, strict=True)]
+        results = [side.model(*example, **side.keywords) for example in zip(*columns, strict=True)]
+    if not torch.equal(rng, torch.get_rng_state()):
+        raise RuntimeError("random numbers were drawn, which differ by nature")
     leaves = [pytree.tree_leaves(result) for result in results]
     kept = [[leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in row] for row in leaves]
-    needs_grad = [[isinstance(leaf, Tensor) and leaf.requires_grad for leaf in row] for row in leaves]
+    needs_grad = [[_needs_grad(leaf) for leaf in row] for row in leaves]
     _backward(leaves, settings)
     structure = pytree.tree_structure(results[0])
     return SimpleNamespace(leaves=kept, needs_grad=needs_grad, structure=structure, after=_snapshot(side, columns))
+
+
+def _needs_grad(leaf: Any) -> bool:
+    """Whether gradients flow from a result. Of views made under no_grad torch says so, but they are ends."""
+    return isinstance(leaf, Tensor) and leaf.requires_grad and not (leaf.is_leaf and leaf._base is not None)
 
 
 def _compare_call(side: Any, batched: Any, call: int, expected: Any, settings: dict[str, Any]) -> None:
     columns = _begin(side, call)
     rng = torch.get_rng_state()
     with _around(side):
-        result = batched(*columns)
+        result = batched(*columns, **side.keywords)
     _same(torch.equal(rng, torch.get_rng_state()), f"call {call}: random generator", "changed", "not")
     leaves = _compare_results(result, expected, call, settings)
     for result in _in_threads(side, batched, columns, settings["threads"]):
@@ -125,7 +134,10 @@ def _compare_results(result: Any, expected: Any, call: int, settings: dict[str, 
     leaves = _by_example(result, expected, settings["stack"])
     for j in range(len(expected.leaves[0])):
         name = f"call {call}: result {j}"
+        dtypes = {theirs[j].dtype for theirs in expected.leaves if isinstance(theirs[j], Tensor)}
         for i, (ours, theirs) in enumerate(zip(leaves, expected.leaves, strict=True)):
+            if settings["stack"] is not False and len(dtypes) > 1:
+                theirs[j] = theirs[j].to(functools.reduce(torch.promote_types, dtypes))
             _compare_leaf(f"{name} of example {i}", ours[j], theirs[j], settings)
         if settings["around"] and settings["stack"] is not False:  # they were put together in there
             continue
@@ -166,7 +178,7 @@ def _in_threads(side: Any, batched: Any, columns: Any, count: int) -> list[Any]:
     def run() -> None:
         try:
             with _around(side):
-                results.append(batched(*columns))
+                results.append(batched(*columns, **side.keywords))
         except Exception as error:
             errors.append(error)
 
@@ -190,13 +202,13 @@ def _backward(leaves: list[list[Any]], settings: dict[str, Any]) -> None:
                 weights = torch.linspace(0.5, 1.5, leaf.numel(), dtype=torch.float64).view(leaf.shape).to(leaf.dtype)
                 terms.append((leaf * weights).sum().double())
     if terms:
-        torch.stack(terms).sum().backward()
+        torch.stack(terms).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def _tensors(side: Any, columns: Any) -> dict[str, Tensor]:
     """All tensors of the model and of the examples, by name."""
     found: dict[str, Tensor] = {}
-    holders = dict(side.state) | ({"model": side.model} if isinstance(side.model, nn.Module) else {})
+    holders = dict(side.state) | side.keywords | ({"model": side.model} if isinstance(side.model, nn.Module) else {})
     for name, holder in holders.items():
         if isinstance(holder, Tensor):
             found[name] = holder
@@ -253,13 +265,14 @@ def _same(is_same: bool, name: str, ours: Any, theirs: Any) -> None:
 def _is_unstable(make: Callable[..., Any], settings: dict[str, Any]) -> bool:
     """Whether already plain torch gives other results when inputs change in their last digits."""
     nudge = 1e-3 if settings["coarse"] else NUDGE.get(settings["dtype"], 1e-3)
-    exact, nudged = make(random_tensor), make(partial(random_tensor, nudge=nudge))
+    exact, nudged = make(random_tensor), make(functools.partial(random_tensor, nudge=nudge))
     loose = settings | {"strict": True}
     try:
         for call in range(settings["calls"]):
             one, other = _run_plain(exact, call, settings), _run_plain(nudged, call, settings)
-            for a, b in zip(sum(one.leaves, []), sum(other.leaves, []), strict=True):
-                _compare_leaf("", a, b, loose)
+            for ours, theirs in zip(one.leaves, other.leaves, strict=True):
+                for a, b in zip(ours, theirs, strict=True):
+                    _compare_leaf("", a, b, loose)
             for name in one.after:
                 if name.startswith("gradient"):
                     _compare_leaf("", one.after[name], other.after[name], loose)
@@ -277,7 +290,7 @@ def state_of_torch() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "nn.Module.__call__": nn.Module.__call__,
         "autograd.Function.apply": torch.autograd.Function.__dict__.get("apply"),
-        "function modes": torch.overrides._len_torch_function_stack(),
+        "function modes": torch._C._len_torch_function_stack(),
         "garbage collection": gc.isenabled(),
         "threads": torch.get_num_threads(),
     }

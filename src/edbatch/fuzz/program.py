@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from textwrap import indent
 
 
@@ -68,6 +68,7 @@ class Program:
     columns: tuple[Column, ...]
     body: tuple[Statement, ...]
     result: Statement
+    keywords: tuple[tuple[str, str], ...] = ()  # what all examples share by keyword
     declared: tuple[Declared, ...] = ()
     functions: tuple[Function, ...] = ()
     setup: tuple[Statement, ...] = ()  # once, when all is declared: hooks, modes
@@ -78,14 +79,7 @@ class Program:
     loss: str = "all"
     threads: int = 1
     is_module: bool = False
-    prelude: tuple[str, ...] = field(default=())  # names in PRELUDE
-
-    def features(self) -> list[str]:
-        """What the program is made of, for tables of findings."""
-        blocks = [self.body, self.setup, *self.changes, *(f.body for f in self.functions)]
-        forms = {inner.form for block in blocks for s in block for inner in s.all()}
-        used = {d.feature for d in self.declared if d.feature} | {f"{k}={v}" for k, v in self.options}
-        return sorted(forms | used | ({self.around} - {""}))
+    prelude: tuple[str, ...] = ()  # names in PRELUDE
 
 
 PRELUDE = {
@@ -157,7 +151,9 @@ def code_of(program: Program) -> str:
     )
     lines = [*_make(program)]
     parts = [PRELUDE[name].strip("\n") + "\n\n" for name in program.prelude]
-    return "\n".join([*parts, "def make(randn):", indent("\n".join(lines), "    "), "", "", f"SETTINGS = {settings}", ""])
+    return "\n".join(
+        [*parts, "def make(randn):", indent("\n".join(lines), "    "), "", "", f"SETTINGS = {settings}", ""]
+    )
 
 
 def is_strict(program: Program) -> bool:
@@ -166,8 +162,8 @@ def is_strict(program: Program) -> bool:
     statements = [inner for block in blocks for s in block for inner in s.all()]
     if program.loss != "all" or any(s.body or "detach" in s.form or "zeros_like" in s.form for s in statements):
         return False
-    used = {name for s in statements for name in s.operands} | set(program.result.operands)
-    used |= {name for f in program.functions for name in f.result.operands}
+    used = {name for s in statements for name in s.operands}
+    used |= {name for i, name in enumerate(program.result.operands) if f"{{{i}}}" in program.result.form}
     return all(target in used for s in statements for target in s.targets) and not program.functions
 
 
@@ -201,7 +197,7 @@ def function_lines(function: Function) -> list[str]:
     body = [*lines_of(function.body, mine), "return " + line_of(function.result, mine)]
     if function.kind == "tree":
         left, right = function.arguments
-        leaf = [f"if isinstance(tree, int):", f"    return {function.owned[0].expression}[tree]"]
+        leaf = ["if isinstance(tree, int):", f"    return {function.owned[0].expression}[tree]"]
         down = [f"{left}, {right} = {name}(tree[0]), {name}(tree[1])"]
         return [f"def {name}(tree):", *["    " + line for line in [*leaf, *down, *body]], ""]
     if function.kind == "module":
@@ -251,15 +247,18 @@ def _make(program: Program) -> Iterator[str]:
     yield "def batch():"
     yield f"    return edbatch.batch(model{options})"
     yield ""
-    names = [d.name for d in program.declared] + [f.name for f in program.functions if f.kind == "module"]
-    held = ", ".join(f"{name!r}: {name}" for name in names)
+    holders = [d.name for d in program.declared] + [f.name for f in program.functions if f.kind == "module"]
+    held = ", ".join(f"{name!r}: {name}" for name in holders)
     around = ", around=around" if program.around else ""
     yield f"state = {{{held}}}"
-    yield f"return SimpleNamespace(model=model, columns=columns, before=before, batch=batch, state=state{around})"
+    keywords = ", ".join(f"{name!r}: {expression}" for name, expression in program.keywords)
+    yield f"keywords = {{{keywords}}}"
+    names = ("model", "columns", "keywords", "before", "batch", "state")
+    yield f"return SimpleNamespace({', '.join(f'{name}={name}' for name in names)}{around})"
 
 
 def _model(program: Program) -> Iterator[str]:
-    arguments = ", ".join(column.name for column in program.columns)
+    arguments = ", ".join([column.name for column in program.columns] + [name for name, _ in program.keywords])
     if not program.is_module:
         yield f"def model({arguments}):"
         yield from ("    " + line for line in lines_of(program.body))
@@ -272,7 +271,9 @@ def _model(program: Program) -> Iterator[str]:
     yield "        super().__init__()"
     for d in program.declared:
         is_buffer = d.feature == "buffer"
-        yield f"        self.register_buffer({d.name!r}, {d.name})" if is_buffer else f"        self.{d.name} = {d.name}"
+        yield (
+            f"        self.register_buffer({d.name!r}, {d.name})" if is_buffer else f"        self.{d.name} = {d.name}"
+        )
     yield ""
     yield f"    def forward(self, {arguments}):"
     yield from ("        " + line for line in lines_of(program.body, mine))

@@ -99,9 +99,7 @@ def _loop(settings: Settings, tally: Tally, console: Console) -> None:
             bar.update(task, completed=tally.seconds if seconds else number, description=str(tally))
 
 
-def _note(
-    settings: Settings, number: int, outcome: Outcome, worker: Worker, tally: Tally, console: Console
-) -> None:
+def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tally: Tally, console: Console) -> None:
     """Count a failure if it is known, else make it small and write its script."""
     program = generate(settings.seed, number, settings.excluded)
     known = next((f for f in tally.findings if f.explains(program, outcome)), None)
@@ -123,7 +121,11 @@ def _lines(program: Program) -> list[str]:
     """What a program does, without names: forms of its statements, and settings that are not plain."""
     blocks = [program.body, program.setup, *program.changes, *(f.body for f in program.functions)]
     forms = [inner.form for block in blocks for s in block for inner in s.all()]
-    return [*forms, *[f"{k}={v}" for k, v in program.options if k in ("key", "compile") and v != "False"], program.around]
+    return [
+        *forms,
+        *[f"{k}={v}" for k, v in program.options if k in ("key", "compile") and v != "False"],
+        program.around,
+    ]
 
 
 def _sum_up(tally: Tally, console: Console) -> None:

@@ -20,7 +20,16 @@ def signature(outcome: Outcome) -> str:
     if outcome.kind == "error":
         return re.sub(r"\d+|'[^']*'|\[[^]]*\]", "…", outcome.message)[:80]
     if outcome.kind == "wrong":
-        words = ("state of torch", "requires_grad", "gradient", "structure", "attributes", "random", "shape and dtype", "result")
+        words = (
+            "state of torch",
+            "requires_grad",
+            "gradient",
+            "structure",
+            "attributes",
+            "random",
+            "shape and dtype",
+            "result",
+        )
         return outcome.kind + ": " + next((word for word in words if word in outcome.message), "tensors of the model")
     return outcome.kind
 
@@ -57,9 +66,9 @@ def _candidates(program: Program) -> Iterator[Program]:
     for i in reversed(range(len(program.setup))):
         yield replace(program, setup=program.setup[:i] + program.setup[i + 1 :])
     for body, gone in _smaller_blocks(program.body):
-        result = _without(program.result, gone)
-        if result is not None:
-            yield replace(program, body=body, result=result)
+        left = _without(program.result, gone)
+        if left is not None:
+            yield replace(program, body=body, result=left)
     for i, function in enumerate(program.functions):
         for body, gone in _smaller_blocks(function.body):
             if not gone & set(function.result.operands):
@@ -77,7 +86,7 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
             yield replace(program, changes=(*program.changes[:i], (), *program.changes[i + 1 :]))
     for name, value in (("threads", 1), ("around", ""), ("loss", "all"), ("is_module", False), ("dtype", "float64")):
         if getattr(program, name) != value:
-            yield replace(program, **{name: value})
+            yield replace(program, **{name: value})  # type: ignore[arg-type]
     options = dict(program.options)
     for name, value in program.options:
         plain = PLAIN_OPTIONS.get(name)
