@@ -42,6 +42,7 @@ def test_help_shows_examples():
         ["bench", "segments"],
         ["bench", "dynet"],
         ["bench", "floor"],
+        ["fuzz"],
         ["workloads"],
         ["run"],
     ):

@@ -144,7 +144,7 @@ def test_what_is_no_failure(line, kind):
 
 def test_rounding_that_torch_itself_does_not_settle_is_no_difference(monkeypatch):
     plant_value(monkeypatch)
-    unsettled = program(let("v", "({0} - {0} * (1 + 1e-13)) * 1e13", "x"), result="v")
+    unsettled = program(let("v", "({0} * 1e14).sin()", "x"), result="v")
     assert run_here(unsettled).kind == "unstable"
 
 
@@ -199,3 +199,19 @@ def test_the_command_sums_up(tmp_path):
     assert not tally.findings
     assert not (tmp_path / "findings").exists()
     assert "5 programs" in console.export_text()
+
+
+def test_ctrl_c_ends_with_the_summary(monkeypatch, tmp_path):
+    outcomes = iter([Outcome("equal", ""), Outcome("refused", "BatchError: because")])
+
+    def answer(self, seed, number):
+        outcome = next(outcomes, None)
+        if outcome is None:
+            raise KeyboardInterrupt
+        return outcome
+
+    monkeypatch.setattr(Worker, "run_number", answer)
+    console = Console(record=True, width=200)
+    tally = run(Settings(output=tmp_path), console)
+    assert tally.kinds == {"equal": 1, "refused": 1}
+    assert "2 programs, 1 refused, 0 failed" in console.export_text()

@@ -29,6 +29,8 @@ EXCLUDED: dict[str, str] = {
     "{p}.register_hook": "hooks of parameters that the loss does not reach are called with None",
     "no_grad()": "inputs, and what is the same as an input, lose requires_grad under no_grad",
     "grad_enabled(": "the same",
+    "cummin(": "of nothing: requires_grad is lost",
+    "cummax(": "the same",
     "inference": "inference_mode inside of the model, with enable_grad in it, needs gradients",
 }
 
