@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import ChainMap
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -10,6 +12,16 @@ from torch import Tensor
 from edbatch.fuzz.lines import WORLD, Lines, Scope
 from edbatch.fuzz.operations import OPERATIONS
 from edbatch.fuzz.program import Declared, Function, Statement, function_lines
+
+# What a function returns, and how its caller takes that.
+TAKING = {
+    "{0}": ("{t0}", ""),
+    "{0}, {1}": ("{t0}, {t1}", ""),
+    "{'h': {0}, 'c': {1}}": ("{t0}", "['h']"),
+    "Pair({0}, {1})": ("{t0}, {t1}", ""),
+    "{0}, None": ("{t0}", "[0]"),
+    "{0}, {1}, 3": ("{t0}", "[0]"),
+}
 
 
 class Functions(Lines):
@@ -37,9 +49,7 @@ class Functions(Lines):
         body = self._function_body(inner, self.rng.randint(1, 3))
         made = ["a1", "a2", *[t for s in body for t in s.targets]]
         fitting = [n for n in made if getattr(inner.names[n], "shape", None) == inner.names["a1"].shape]
-        result = (
-            Statement("{0} + {1}", (fitting[-1], "a2")) if self.rng.random() < 0.5 else Statement("{0}", (fitting[-1],))
-        )
+        result = Statement(self.rng.choice(("{0}", "{0} + {1}")), (fitting[-1], "a2"))
         return [Function("encode", "tree", ("a1", "a2"), tuple(body), result, (Declared("leaf", expression),))]
 
     def _closure(self, scope: Scope) -> Scope:
@@ -79,40 +89,29 @@ class Functions(Lines):
             inner.execute(f"w = {owned[0].expression}")
         body = self._function_body(inner, rng.randint(1, 4), list(static))
         made = [t for s in body for t in s.targets if isinstance(inner.names[t], Tensor)] or list(arguments[:1])
-        result = rng.choice(
-            ("{0}", "{0}", "{0}, {1}", "{'h': {0}, 'c': {1}}", "Pair({0}, {1})", "{0}, None", "{0}, {1}, 3")
-        )
-        operands = (made[-1], rng.choice([*made, *arguments]))
-        return [Function("cell1", kind, arguments, tuple(body), Statement(result, operands), owned, static)]
+        result = Statement(rng.choice(list(TAKING)), (made[-1], rng.choice([*made, *arguments])))
+        takes_list = not static and rng.random() < 0.15
+        return [Function("cell1", kind, arguments, tuple(body), result, owned, static, takes_list)]
 
-    def calls_of(self, functions: list[Function], scope: Scope) -> list[Statement]:
-        calls = []
+    def calls_of(self, functions: list[Function], scope: Scope) -> list[Callable[[], Statement]]:
+        """Calls that are yet to be drawn."""
+        calls: list[Callable[[], Statement]] = []
         for function in functions:
             if function.kind == "tree":
-                calls.append(Statement("{t0} = encode({0})", ("tree",), (self.name("v"),), feature="tree"))
-                continue
-            for _ in range(self.rng.randint(1, 3)):
-                slot = self._call_of(function, scope)
-                if slot is not None:
-                    calls.append(slot)
+                calls.append(lambda: Statement("{t0} = encode({0})", ("tree",), (self.name("v"),), feature="tree"))
+            else:
+                calls += [partial(self._call_of, function, scope)] * self.rng.randint(1, 3)
         return calls
 
-    def _call_of(self, function: Function, scope: Scope) -> Statement | None:
-        """A call with any operands; if they do not fit, it is dropped later."""
+    def _call_of(self, function: Function, scope: Scope) -> Statement:
+        """A call with any operands; if they do not fit, it is dropped."""
         tensors = [n for n, t in scope.tensors() if t.is_floating_point()]
         numbers = [*self.kinds["K"], *self.kinds["S"]]
-        given = tuple(self.rng.choice(tensors) for _ in function.arguments)
+        given = tuple(self.rng.choice(tensors[-4:] * 2 + tensors) for _ in function.arguments)
         if numbers and (function.static or self.rng.random() < 0.4):
             given = (*given[:-1], self.rng.choice(numbers))
         inside = ", ".join(f"{{{i}}}" for i in range(len(given)))
-        form = function.result.form
-        call = f"{function.name}({inside})"
-        if form.startswith("{'"):
-            return Statement(f"{{t0}} = {call}['h']", given, (self.name("v"),), feature="cell")
-        if form.startswith("Pair"):
-            return Statement(f"{{t0}}, {{t1}} = {call}", given, (self.name("v"), self.name("v")), feature="cell")
-        if form == "{0}":
-            return Statement(f"{{t0}} = {call}", given, (self.name("v"),), feature="cell")
-        if form == "{0}, {1}":
-            return Statement(f"{{t0}}, {{t1}} = {call}", given, (self.name("v"), self.name("v")), feature="cell")
-        return Statement(f"{{t0}} = {call}[0]", given, (self.name("v"),), feature="cell")
+        call = f"{function.name}([{inside}])" if function.takes_list else f"{function.name}({inside})"
+        left, right = TAKING[function.result.form]
+        targets = tuple(self.name("v") for _ in left.split(", "))
+        return Statement(f"{left} = {call}{right}", given, targets, feature="cell")

@@ -67,11 +67,11 @@ class Generator(Functions):
             scope.names["call"] = 0
             scope.execute(f"{column.name} = {entries}")
         keywords = self._keywords(scope)
-        self._draw_weights(scope, is_keyed)
+        self._draw_weights(is_keyed)
         functions = self.functions(scope)
         calls = self.calls_of(functions, scope)
         body = self.body(scope, rng.choice((2, 3, 4, 5, 6, 7, 7, 14)), calls)
-        result = self._result(scope, columns)
+        result = self._result(scope)
         setup = self._setup(scope, declared)
         options = self._options(is_keyed)
         changes = self._changes(scope, declared, is_module)
@@ -160,7 +160,7 @@ class Generator(Functions):
     def _seeded(self, table: tuple[str, ...]) -> str:
         return self.rng.choice(table).replace("{seed}", str(self.rng.randrange(1000)))
 
-    def _draw_weights(self, scope: Scope, is_keyed: bool) -> None:
+    def _draw_weights(self, is_keyed: bool) -> None:
         rng = self.rng
         self.weights = dict.fromkeys(COMMON, 0.5)
         others = [f for f in OPERATIONS if f not in RISKY]
@@ -185,14 +185,14 @@ class Generator(Functions):
         is_on = {f: f not in self.excluded and bool(self.allowed(tables[f])) for f in self.weights}
         self.weights = {f: w for f, w in self.weights.items() if is_on[f]}
 
-    def _result(self, scope: Scope, columns: list[Column]) -> Statement:
+    def _result(self, scope: Scope) -> Statement:
         rng = self.rng
         tensors = [n for n, v in scope.names.items() if isinstance(v, Tensor) and n.startswith("v")]
         others = [n for n, v in scope.names.items() if n.startswith("v") and not isinstance(v, Tensor)]
         if not tensors:
             return Statement("{0}, {1}", ("x", "x"))
         form = rng.choice(RESULTS)
-        if rng.random() < 0.5:  # everything that nothing reads
+        if rng.random() < 0.5:  # all of them, so that the loss reaches everything
             form = "(" + ", ".join(f"{{{i}}}" for i in range(len(tensors[:9]))) + ",)"
             return Statement(form, tuple(tensors[:9]))
         pool = [*tensors, *others, "x"] if rng.random() < 0.1 else tensors

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import re
 from collections import ChainMap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -94,17 +94,18 @@ class Lines:
         self.count += 1
         return f"{letter}{self.count}"
 
-    def body(self, scope: Scope, size: int, calls: list[Statement] | None = None) -> list[Statement]:
+    def body(self, scope: Scope, size: int, calls: Sequence[Callable[[], Statement]] = ()) -> list[Statement]:
+        """Some lines, with calls of functions between them, which are drawn when it is their turn."""
         body: list[Statement] = []
-        waiting = list(calls or [])
+        waiting = list(calls)
         for _ in range(size):
             statement = self.statement(scope)
             if statement is not None:
                 body.append(statement)
             if waiting and self.rng.random() < 0.6:
-                body += self._accepted(scope, waiting.pop(0))
-        for statement in waiting:
-            body += self._accepted(scope, statement)
+                body += self._accepted(scope, waiting.pop(0)())
+        for draw in waiting:
+            body += self._accepted(scope, draw())
         return body
 
     def _accepted(self, scope: Scope, statement: Statement) -> list[Statement]:

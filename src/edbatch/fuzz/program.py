@@ -51,6 +51,7 @@ class Function:
     result: Statement
     owned: tuple[Declared, ...] = ()
     static: tuple[str, ...] = ()
+    takes_list: bool = False  # all arguments in one list
 
 
 @dataclass(frozen=True)
@@ -195,6 +196,8 @@ def function_lines(function: Function) -> list[str]:
     name, arguments = function.name, ", ".join(function.arguments)
     mine = {d.name: f"self.{d.name}" for d in function.owned}
     body = [*lines_of(function.body, mine), "return " + line_of(function.result, mine)]
+    if function.takes_list:
+        body, arguments = [f"{arguments}, = values", *body], "values"
     if function.kind == "tree":
         left, right = function.arguments
         leaf = ["if isinstance(tree, int):", f"    return {function.owned[0].expression}[tree]"]

@@ -39,8 +39,10 @@ class Finding:
     times: int = 1
 
     def explains(self, program: Program, outcome: Outcome) -> bool:
-        """Whether a failing program holds what this one is made of, and fails alike."""
-        return signature(outcome) == signature(self.outcome) and set(_lines(self.program)) <= set(_lines(program))
+        """Whether a failing program fails alike: with the same error, or holding what this one is made of."""
+        if signature(outcome) != signature(self.outcome):
+            return False
+        return outcome.kind == "error" or set(_lines(self.program)) <= set(_lines(program))
 
 
 @dataclass

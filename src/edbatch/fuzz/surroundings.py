@@ -13,6 +13,7 @@ EXCLUDED: dict[str, str] = {
     "in place": "some writes to lazy values are torch's errors",
     "int and list": "x[[0, 1], 2] on a lazy value is torch's error about data that is not allocated",
     "requires_grad_": "of lazy values: ignored, or torch's error about leaves",
+    "rounding": "floor, round, sign, … in cells lose requires_grad",
     "heaviside": "no derivative, raised although none is asked for",
     "floor_divide": "no derivative, raised although none is asked for",
     " // ": "no derivative, raised although none is asked for",
@@ -25,12 +26,12 @@ EXCLUDED: dict[str, str] = {
     "shared writes": "tensors that examples share, written in place after a use with lazy values: the write is lost",
     "masks": "what reads a masked lazy value is captured with no element left, and torch's error is raised",
     "smooth_l1_loss": "of nothing: ZeroDivisionError",
-    "result * 3": "a hook that gives another structure of results in a later call: an error of zip",
     "{p}.register_hook": "hooks of parameters that the loss does not reach are called with None",
     "no_grad()": "inputs, and what is the same as an input, lose requires_grad under no_grad",
     "grad_enabled(": "the same",
     "cummin(": "of nothing: requires_grad is lost",
     "cummax(": "the same",
+    "torch.stack([{f}": "of nothing: what is then typed by the length is an error of reshape",
     "inference": "inference_mode inside of the model, with enable_grad in it, needs gradients",
 }
 
@@ -111,7 +112,7 @@ BLOCKS: dict[str, tuple[str, ...]] = {
 }
 
 HOOKS = (
-    "{M}.register_forward_hook(lambda module, inputs, result: result * 2)",
+    "{M}.register_forward_hook(lambda module, inputs, result: result * 2 if torch.is_tensor(result) else None)",
     "{M}.register_forward_pre_hook(lambda module, inputs: tuple(x * 2 for x in inputs))",
     "{M}.register_forward_hook(lambda module, inputs, result: None)",
     "{M}.register_full_backward_hook(lambda module, inputs, outputs: None)",
@@ -124,10 +125,10 @@ CHANGES = (
     "{p}.detach().add_(0.5)", "torch.optim.SGD([{p}], lr=0.1).step()", "{p}.data = {p}.data.clone()",
     "{M}.requires_grad_(False)", "{M}.train()", "{M}.eval()", "{M}.weight.data.add_(0.1)",
     "{M}.weight = nn.Parameter({M}.weight.detach() * 2)", "{M}.factor = 5.0",
-    "{M}.register_forward_hook(lambda module, inputs, result: result * 3)", "{M}.bias = None", "{M}.eps = 0.5",
-    "{M}.padding_idx = 1", "model.{M} = nn.Linear(3, 3)", "model.{M}.weight.data.mul_(2)", "model.{M} = nn.Tanh()",
-    "model.train(not model.training)", "model.requires_grad_(False)", "{M}.forward = lambda x: x * 2",
-    "{M}.negative_slope = 2.0",
+    "{M}.register_forward_hook(lambda module, inputs, result: result * 3 if torch.is_tensor(result) else None)",
+    "{M}.bias = None", "{M}.eps = 0.5", "{M}.padding_idx = 1", "model.{M} = nn.Linear(3, 3)",
+    "model.{M}.weight.data.mul_(2)", "model.{M} = nn.Tanh()", "model.train(not model.training)",
+    "model.requires_grad_(False)", "{M}.forward = lambda x: x * 2", "{M}.negative_slope = 2.0",
 )  # fmt: skip
 
 AROUND = (
