@@ -87,6 +87,8 @@ def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
     before = {name: tensor.detach().clone() for name, tensor in _tensors(side, columns).items()}
     with _around(side):
         results = [side.model(*example, **side.keywords) for example in zip(*columns, strict=True)]
+        if settings["stack"] is not False and not torch.is_grad_enabled():  # so they are put together without grad
+            results = pytree.tree_map_only(Tensor, Tensor.detach, results)
     if not torch.equal(rng, torch.get_rng_state()):
         raise RuntimeError("random numbers were drawn, which differ by nature")
     leaves = [pytree.tree_leaves(result) for result in results]
@@ -142,8 +144,6 @@ def _compare_results(result: Any, expected: Any, call: int, settings: dict[str, 
             if settings["stack"] is not False and len(dtypes) > 1:
                 theirs[j] = theirs[j].to(functools.reduce(torch.promote_types, dtypes))
             _compare_leaf(f"{name} of example {i}", ours[j], theirs[j], settings)
-        if settings["around"] and settings["stack"] is not False:  # they were put together in there
-            continue
         for i, (ours, needs) in enumerate(zip(leaves, expected.needs_grad, strict=True)):
             has = isinstance(ours[j], Tensor) and ours[j].requires_grad
             is_same = has == needs[j] or (has and not settings["precise"])

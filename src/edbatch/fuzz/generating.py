@@ -74,7 +74,8 @@ class Generator(Functions):
         result = self._result(scope)
         setup = self._setup(scope, declared)
         options = self._options(is_keyed)
-        changes = self._changes(scope, declared, is_module)
+        changeable = [d for d in declared if d.feature != "tensor"] if is_keyed else declared  # keys freeze closures
+        changes = self._changes(scope, changeable, is_module)
         around = rng.choice(self.allowed(AROUND)) if self.has("around", 0.1) else ""
         program = Program(
             self.label, tuple(columns), tuple(body), result, keywords, tuple(declared), tuple(functions), setup,

@@ -147,7 +147,7 @@ def code_of(program: Program) -> str:
     coarse = any(word in str(program) for word in ("autocast", "bfloat16", "float16", "half()"))
     settings = (
         f"dict(dtype=torch.{program.dtype}, calls={len(program.changes)}, loss={program.loss!r}, "
-        f"threads={program.threads}, stack={stack}, around={bool(program.around)}, strict={is_strict(program)}, "
+        f"threads={program.threads}, stack={stack}, strict={is_strict(program)}, "
         f"precise={is_precise(program)}, coarse={coarse})"
     )
     lines = [*_make(program)]

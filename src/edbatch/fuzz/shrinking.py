@@ -84,8 +84,9 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
     for i, changes in enumerate(program.changes):
         if changes:
             yield replace(program, changes=(*program.changes[:i], (), *program.changes[i + 1 :]))
+    is_keyed = "key" in dict(program.options)
     for name, value in (("threads", 1), ("around", ""), ("loss", "all"), ("is_module", False), ("dtype", "float64")):
-        if getattr(program, name) != value:
+        if getattr(program, name) != value and not (name == "is_module" and is_keyed):  # keys freeze closures
             yield replace(program, **{name: value})  # type: ignore[arg-type]
     options = dict(program.options)
     for name, value in program.options:
