@@ -172,7 +172,8 @@ class EagerKernel:
         if len(others) != len(expected) or not all(map(_is_same, others, expected)):
             raise BatchError(
                 f"{self.name} runs one by one and returns something besides tensors that depends on values (now "
-                f"{others}, before {expected}), but its caller has gone on with what was returned first; return a tensor instead"
+                f"{others}, before {expected}), but its caller has gone on with what was returned first; return a "
+                "tensor instead"
             )
 
     def places(self, B: int) -> list[Any]:

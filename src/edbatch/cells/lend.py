@@ -74,7 +74,7 @@ class Unassigned:
     """A context at whose end assignments of traced values to attributes of a function's modules are undone, and
     refused."""
 
-    def __init__(self, function: Any, is_ours: Callable[[torch.Tensor], bool]):
+    def __init__(self, function: Any, is_ours: Callable[[Any], bool]):
         self._is_ours = is_ours
         modules = modules_of(_modules(function))
         self._places = [d for m in modules for d in (m.__dict__, m._parameters, m._buffers)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
@@ -17,6 +18,7 @@ from edbatch.errors import RecordingError
 from edbatch.frontend.kernels import Cell, Context
 from edbatch.frontend.lazy import Kind, Lazy, lazy, rows_of
 from edbatch.frontend.marking import active, plain_loop
+from edbatch.frontend.refusals import TRANSFORMS
 from edbatch.frontend.signature import Parts, calling
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import REF
@@ -81,6 +83,8 @@ def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts
 
 
 def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RecordingError(TRANSFORMS)
     rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
     run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
     kernel = _kernel(recorder, calling(run, args, kwargs, len(rows)), parts, rows, target, cell)

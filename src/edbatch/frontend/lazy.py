@@ -100,7 +100,7 @@ class Lazy:
     def __radd__(self, other: Any) -> Any:
         kind = self.kind
         if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
-            if kind.spec.dtype is torch.bool or not kind.recorder.context.grad:  # of masks 0 makes numbers
+            if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # of masks 0 makes numbers
                 return kind.recorder.plus(other, self)
             value = Lazy() if type(self) is Lazy else PendingSum()  # Python's sum() begins with 0
             value.kind, value.ref = kind, self.ref

@@ -66,8 +66,8 @@ def _ask_outside(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
             return answer
     raise RecordingError(
         f"{_name(func)} asks where and how a value lies in memory, or how it was computed, but a lazy value lies "
-        "nowhere while examples are recorded; leave the question out (every value may be taken for contiguous: .contiguous() "
-        "costs nothing), or put the code into a cell (edbatch.cell)"
+        "nowhere while examples are recorded; leave the question out (every value may be taken for contiguous: "
+        ".contiguous() costs nothing), or put the code into a cell (edbatch.cell)"
     )
 
 

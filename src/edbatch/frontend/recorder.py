@@ -183,6 +183,15 @@ class Recorder:
         self.add_type(entry.id)
         return node
 
+    def drops_grad(self, value: Lazy) -> bool:
+        """Whether a result that equals a value is another one because it has no gradient here."""
+        if not self.grad_in_training:
+            return True
+        if self.context.grad:
+            return False
+        is_known = len(self._contexts) == 1 and not (type(value) is Lazy and value.ref < 0)
+        return not is_known and bool(value.requires_grad)  # type: ignore[attr-defined]
+
     def write(self, value: Lazy, result: Any) -> Lazy:
         return writes.write(self, value, result)
 

@@ -10,13 +10,17 @@ import torch
 from torch.autograd import forward_ad
 
 from edbatch.cells.in_place import IN_PLACE_OPERATORS, is_in_place
-from edbatch.errors import BatchError, EdbatchError, InPlaceError, RecordingError, ValueReadError
+from edbatch.errors import BatchError, InPlaceError, RecordingError, ValueReadError
 
 TRANSFORMS = (
     "a gradient, or a transform of torch.func or torch.autograd.functional, was asked for inside the batched function, "
     "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply "
     "it to single examples, outside"
 )
+INSTEAD = {  # of methods in place that have no other form
+    "zero": "torch.zeros_like(x)", "fill": "torch.full_like(x, …)", "copy": "the other value", "uniform":
+    "torch.rand_like(x)", "normal": "torch.randn_like(x)", "detach": "x.detach()",
+}  # fmt: skip
 _TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")
 
 
@@ -26,9 +30,8 @@ def explained(error: Exception) -> Exception:
     torch offers no hook there: its transforms look for tensors and complain.
     """
     frames = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
-    is_clear = isinstance(error, EdbatchError) and not isinstance(error, InPlaceError)
     in_cell = any(name.endswith("edbatch/frontend/kernels.py") for name in frames)
-    if is_clear or in_cell or not any(part in name for part in _TRANSFORMS for name in frames):
+    if TRANSFORMS in str(error) or in_cell or not any(part in name for part in _TRANSFORMS for name in frames):
         return error
     return RecordingError(f"{TRANSFORMS}. torch says: {error}")
 
@@ -55,9 +58,9 @@ def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         )
     if is_in_place(func):
         plain = name.strip("_").removeprefix("i") if name in IN_PLACE_OPERATORS else name.strip("_")
-        raise InPlaceError(
-            f"{name} writes in place, which lazy values do not allow; use {plain} and rebind: x = x.{plain}(…)"
-        )
+        instead = INSTEAD.get(plain) or (f"x.{plain}(…)" if hasattr(torch.Tensor, plain) else None)
+        new = "make a new value" if instead is None else f"make a new value and rebind: x = {instead}"
+        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; {new}")
     if kwargs.get("out") is not None:
         raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
 
