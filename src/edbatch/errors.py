@@ -26,8 +26,11 @@ class CaptureError(EdbatchError):
     """A cell's body cannot be captured as a functional graph; the cell then runs one by one."""
 
 
-class RecordingError(EdbatchError, TypeError):
-    """A batched function did something that cannot be recorded."""
+class RecordingError(EdbatchError, RuntimeError):
+    """A batched function did something that cannot be recorded.
+
+    No TypeError: raised inside an operator such as `tensor += value`, Python would take that for "not implemented".
+    """
 
 
 class ValueReadError(RecordingError):

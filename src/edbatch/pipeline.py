@@ -167,8 +167,7 @@ class Pipeline:
         for i in numbers:
             values = recorder.begin(examples[i])
             try:
-                outputs.append(self.function(*values, **keywords))
-                recorder.end(outputs[-1])
+                outputs.append(recorder.end(self.function(*values, **keywords)))
             except Exception as error:
                 clear = explained(error)
                 clear.add_note(_where(i, error) + _hint(len(examples), keywords))

@@ -7,6 +7,7 @@ training a `Training` per set of wanted gradients. All programs are plain Python
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -84,9 +85,11 @@ class CompiledCell:
     programs: tuple[Emitted, Emitted]
     infer: Callable[..., None]
     verification: Verification = field(repr=False, compare=False)
+    changes: tuple[torch.Tensor, ...] = field(default=(), init=False)
     writes: tuple[int, ...] = ()  # rows that it writes in place: their new values are the last outputs
     same: tuple[int | None, ...] = ()  # of each result that is one of these rows itself, which
     views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
+    bound_as: tuple[Any, ...] = field(default=(), repr=False)  # what the bound tensors were like at capture
     constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which it has no gradient
     wanting: Callable[[Mask], Kernel] | None = field(default=None, repr=False, compare=False)  # see `wanted_gradients`
     again: Recapture | None = field(default=None, repr=False, compare=False)
@@ -106,6 +109,12 @@ class CompiledCell:
     def give_up(self, fused: FusedCell) -> None:
         """A fused form cannot be made: it is not tried again."""
         self._fused[fused.reads, fused.exact_math] = None
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the tensors found in the body are still like those that it was captured with."""
+        with torch._C.DisableTorchFunction():
+            return all(map(operator.eq, map(_likeness, self.bound), self.bound_as))
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
         values: tuple[torch.Tensor, ...] = self.programs[0].function([t.detach() for t in shared_and_bound], take)
@@ -225,7 +234,12 @@ def _compile(captured: Captured, shared: tuple[Spec, ...], name: str) -> Compile
     return CompiledCell(
         name, body.rows, shared, captured.bound, outputs, captured.leaves, captured.tree, body,
         captured.sparse, programs, programs[1].function, verification, captured.writes, captured.same, captured.views,
+        tuple(map(_likeness, captured.bound)),
     )  # fmt: skip
+
+
+def _likeness(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
 def _part(name: str, piece: Piece) -> Part:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from edbatch.cells.in_place import is_in_place
 from edbatch.cells.kernel import Mask, Take
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import Spec
@@ -22,13 +23,16 @@ _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a trans
 
 
 class _Touched(TorchFunctionMode):
-    """Collects the tensors with gradient that a function touches beside its arguments."""
+    """Collects the tensors with gradient that a function touches beside its arguments, and those that it writes."""
 
     def __init__(self) -> None:
         super().__init__()
         self.tensors: dict[int, Tensor] = {}
+        self.written: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if is_in_place(func) and args and isinstance(args[0], Tensor) and args[0].grad_fn is None:
+            self.written[id(args[0])] = args[0]
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad and not _is_wrapped(leaf):
                 self.tensors[id(leaf)] = leaf
@@ -80,6 +84,7 @@ def _is_same(one: Any, other: Any) -> bool:
 class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
+    is_current = True
     writes: tuple[int, ...] = ()
     same: tuple[int | None, ...] = ()
 
@@ -119,6 +124,7 @@ class EagerKernel:
         self.views = tuple(_shared_with(v, given, values) for v in values)
         known = {id(p): p for p in parameters if p.requires_grad}
         self.bound: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
+        self.changes = tuple(touched.written.values())
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         fresh = iter(values)

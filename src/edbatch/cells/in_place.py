@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
+
+import torch
 
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 IN_PLACE_OPERATORS = {f"__i{name}__" for name in OPERATORS}
 DESCRIBING = {"requires_grad_", "retain_grad_", "rename_"}  # these write no data
+
+
+def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
+    """The function that gives what `func` would write into its first argument; None if there is none."""
+    name = getattr(func, "__name__", "")
+    if not is_in_place(func) or name in ("__setitem__", "__set__"):
+        return None
+    if name in IN_PLACE_OPERATORS:
+        return getattr(operator, name.replace("__i", "__", 1))  # type: ignore[no-any-return]
+    return getattr(torch.Tensor, name[:-1], None)
 
 
 def is_in_place(func: Callable[..., Any]) -> bool:

@@ -70,6 +70,11 @@ class Kernel(Protocol):
         ...
 
     @property
+    def changes(self) -> tuple[torch.Tensor, ...]:
+        """Tensors from outside that it writes in place whenever it runs."""
+        ...
+
+    @property
     def same(self) -> tuple[int | None, ...]:
         """Of each tensor among its results the written operand that it is, if it is one; empty if it writes none."""
         ...
@@ -82,6 +87,11 @@ class Kernel(Protocol):
     @property
     def reason(self) -> str | None:
         """Why it runs one by one; None when it runs batched."""
+        ...
+
+    @property
+    def is_current(self) -> bool:
+        """Whether what it found when it was made, the tensors that it closes over, is still like that."""
         ...
 
     def unflatten(self, values: Sequence[Any]) -> Any: ...

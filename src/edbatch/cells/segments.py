@@ -65,7 +65,9 @@ class SegmentKernel:
     grad: bool = True
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
+    is_current: bool = True
     writes: tuple[int, ...] = ()
+    changes: tuple[Tensor, ...] = ()
     same: tuple[int | None, ...] = ()
     views: tuple[frozenset[int], ...] = ()
 

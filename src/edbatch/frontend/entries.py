@@ -77,9 +77,10 @@ def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts
     if cell is None or not lasts:
         return _new_type(recorder, target, args, kwargs, parts, cell)
     key = (recorder.context, *[k.spec if isinstance(k, Kind) else k for k in parts.key])
-    if key not in cell.node_types:
-        cell.node_types[key] = _new_type(recorder, target, args, kwargs, parts, cell)
-    return cell.node_types[key]
+    found = cell.node_types.get(key)
+    if found is None or not found.kernel.is_current:
+        found = cell.node_types[key] = _new_type(recorder, target, args, kwargs, parts, cell)
+    return found
 
 
 def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:

@@ -13,14 +13,18 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
+import torch._functorch.eager_transforms
+import torch._functorch.vmap
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from edbatch.errors import RecordingError
 from edbatch.frontend.known_calls import ModuleCall, signature_of
 from edbatch.frontend.known_functions import known
 from edbatch.frontend.lazy import Lazy
 from edbatch.frontend.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.frontend.recorder import Recorder
+from edbatch.frontend.refusals import TRANSFORMS
 from edbatch.frontend.rows import stack_alike
 from edbatch.hooks import applying, hooked, replaces
 from edbatch.modules import modules_of
@@ -152,7 +156,28 @@ _GRAD_MODES: dict[type, Callable[[Any], bool]] = {
     torch.set_grad_enabled: lambda mode: mode.mode,
     torch.inference_mode: lambda mode: not mode.mode,
 }
+
+
+def _refusing(original: Any) -> Any:
+    """A function of torch.func's, in C, that takes any tensor by `isinstance`: it would read a lazy value's memory."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, Lazy) for a in args):
+            raise RecordingError(TRANSFORMS)
+        return original(*args, **kwargs)
+
+    return function
+
+
+_TRANSFORMING = [
+    (module, name, _refusing)
+    for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
+    for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim")
+    if name in vars(module)
+]
 for _holder, _name, _make in (
+    *_TRANSFORMING,
     (nn.Module, "__call__", _recording_call),
     (torch, "stack", _recording_stack),
     (torch, "cat", _recording_cat),
@@ -171,6 +196,11 @@ class Shortcuts:
         self._root = root
         self._children: list[tuple[nn.Module, str, nn.Module]] = []
         self._entries: tuple[tuple[dict[str, Any], str, nn.Module], ...] = ()
+
+    def buffers(self) -> list[dict[str, Any]]:
+        """The tables of buffers of all modules that have some."""
+        modules = [] if self._root is None else [self._root, *[child for _, _, child in self._children]]
+        return [module._buffers for module in modules if module._buffers]
 
     def entries(self) -> tuple[tuple[dict[str, Any], str, nn.Module], ...]:
         if self._root is None:
@@ -192,7 +222,7 @@ def recording(recorder: Recorder, shortcuts: Shortcuts, function: Callable[..., 
 
     Thousands of live lazy values make the collector of garbage run often, and in vain: it pauses.
     """
-    contexts = _Forgetting(recorder), Surroundings(active, applying), hooked(shortcuts.entries())
+    contexts = _Clean(recorder, shortcuts), Surroundings(active, applying), hooked(shortcuts.entries())
     return cast(T, inside(contexts, _record, recorder, function, *args))
 
 
@@ -203,17 +233,24 @@ def _record(recorder: Recorder, function: Callable[..., T], *args: Any) -> T:
         return function(*args)
 
 
-class _Forgetting:
-    """A context at whose end a recorder's known calls, which hold the recorder, are forgotten."""
+class _Clean:
+    """A context at whose end nothing holds lazy values: known calls are forgotten, and buffers are what they were."""
 
-    def __init__(self, recorder: Recorder):
-        self._recorder = recorder
+    def __init__(self, recorder: Recorder, shortcuts: Shortcuts):
+        self._recorder, self._shortcuts = recorder, shortcuts
 
     def __enter__(self) -> None:
-        """Nothing to be done yet."""
+        self._buffers = [(table, dict(table)) for table in self._shortcuts.buffers()]
 
     def __exit__(self, *error: Any) -> None:
         self._recorder.known_calls.forget()
+        for table, before in self._buffers:
+            for name in [name for name, value in table.items() if isinstance(value, Lazy)]:
+                table[name] = before.get(name)
+                raise RecordingError(
+                    f"a lazy value was assigned to the buffer {name!r} of a module, where it would outlive its call; "
+                    "return it, and assign what the batched function returns"
+                )
 
 
 def one_by_one(function: Callable[..., T], *args: Any) -> T:

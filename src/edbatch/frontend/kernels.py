@@ -156,7 +156,7 @@ class KernelCache:
         if len(states) > MAX_STATES:
             del states[next(iter(states))]
         found = kernels.get(key)
-        if found is None:
+        if found is None or not found.is_current:
             if len(kernels) >= MAX_KERNELS:
                 del kernels[next(iter(kernels))]
             found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), alone)

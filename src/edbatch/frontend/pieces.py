@@ -53,13 +53,14 @@ class PieceRecorder(Recorder):
         self._outside_of.clear()
         return values
 
-    def end(self, output: Any) -> None:
-        super().end(output)
+    def end(self, output: Any) -> Any:
+        output = super().end(output)
         leaves, tree = pytree.tree_flatten(output)
         values = [Value.of(v, self) if isinstance(v, Lazy) else v for v in leaves]
         self.results.append((self._structure(output, tree, values), values))
         drawn, self._random = self._random, random_state()
         self.changes.append(DRAWS if drawn != self._random else self.changing or self._unlasting(leaves))
+        return output
 
     def _structure(self, output: Any, tree: pytree.TreeSpec, values: list[Any]) -> Structure:
         specs = tuple([v.spec if type(v) is Value and v.how == "one" else None for v in values])

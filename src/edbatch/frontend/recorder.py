@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from edbatch.cells.in_place import is_in_place
+from edbatch.cells.in_place import is_in_place, out_of_place
 from edbatch.errors import InPlaceError, RecordingError
 from edbatch.frontend import row_functions, sums, writes
 from edbatch.frontend.attributes import Same
@@ -34,10 +34,10 @@ from edbatch.frontend.recording import Recording
 from edbatch.frontend.refusals import refuse
 from edbatch.frontend.results import settle
 from edbatch.frontend.rows import dense
-from edbatch.frontend.shared import SharedTensors, flatten
+from edbatch.frontend.shared import SharedTensors, flatten, memory_of
 from edbatch.frontend.signature import Parts
 from edbatch.frontend.type_set import NodeType
-from edbatch.spec import Spec
+from edbatch.spec import Spec, is_tensor
 
 # What these give of a parameter does not change as long as its module is the same.
 METADATA = {
@@ -83,6 +83,7 @@ class Recorder:
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
         self.lineage = Lineage(self)
+        self.overwritten = writes.Overwritten(self)
         self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
@@ -93,9 +94,11 @@ class Recorder:
         self.starts.append(len(self.types))
         return [self.outside(x) if isinstance(x, torch.Tensor) else x for x in example]
 
-    def end(self, output: Any) -> None:
-        """The example ends: sums that are pending among its results are recorded."""
+    def end(self, output: Any) -> Any:
+        """The example ends: its results, of which sums that are pending are recorded."""
+        output = self.overwritten.swapped(output)
         settle(output, self)
+        return output
 
     # ---- the state around the recording
 
@@ -115,36 +118,58 @@ class Recorder:
     def outside(self, tensor: torch.Tensor) -> Lazy:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
         known = self._outside_of.get(id(tensor))
+        if known is None and self.overwritten:
+            known = self.overwritten.swapped(tensor)
+            known = None if known is tensor else known
         if known is None:
             with torch._C.DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
-                spec, memory = Spec.of(tensor), tensor.untyped_storage()._cdata
+                spec, memory = Spec.of(tensor), memory_of(tensor)
             known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(spec))
-            self._by_memory.setdefault(memory, []).append(len(self._outside))
+            if memory is not None:
+                self._by_memory.setdefault(memory, []).append(len(self._outside))
             self._outside.append(tensor)
             self._outside_specs.append(spec)
         return known
+
+    def forget_outside(self, tensor: torch.Tensor) -> None:
+        """The next use of a tensor is no use of the value it had."""
+        self._outside_of.pop(id(tensor), None)
+
+    def num_uses(self, tensor: torch.Tensor) -> int:
+        return sum(used is tensor for used in self._outside)
 
     def tensor_of(self, ref: int) -> torch.Tensor:
         """The plain tensor that an operand from outside stands for."""
         return self._outside[-1 - ref]
 
-    def _protect(self, tensors: list[torch.Tensor]) -> None:
-        """Before one of these is written in place: operands that lie in their memory are copied as they are now."""
+    def _protect(self, written: list[torch.Tensor]) -> None:
+        """Before these are written in place: operands that lie in their memory are copied as they are now."""
         self.changing = "it writes a tensor in place"
-        if any(tensor in self.shared for tensor in tensors):
+        if any(tensor in self.shared for tensor in written):
             self.shared.forget_results()
-        for tensor in tensors:
-            if tensor in self.shared and any(tensor is used for t in self.node_types for used in t.shared):
+        used = {memory_of(tensor) for node_type in self.node_types for tensor in node_type.shared}
+        for memory in map(memory_of, written):
+            if memory is None:
+                continue
+            if memory in used:
                 raise InPlaceError(
-                    "a parameter or buffer was written in place after it was used in the same mini-batch, but all "
-                    "examples share one value of it; write it before or after the batched call"
+                    "a parameter, a buffer or something computed from these was written in place after it was used in "
+                    "the same mini-batch, but all examples share one value of it; write it before or after the call"
                 )
-            for i in self._by_memory.pop(tensor.untyped_storage()._cdata, ()):
+            if self.shared.is_given_twice(memory):
+                raise InPlaceError(
+                    "what was computed of parameters, buffers or keywords alone is written in place, but it is "
+                    "computed once for all examples, and others hold it too; make a new value: v = v + 1 instead of "
+                    "v += 1, or v = v.clone() first"
+                )
+            for i in self._by_memory.pop(memory, ()):
                 self._outside_of.pop(id(self._outside[i]), None)
                 self._outside[i] = self._outside[i].clone()
 
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
+        self._check_written()
+        self.overwritten.check()
         self.is_open, self.sums_grow_in = False, None
         return Recording(
             np.frombuffer(memoryview(self.types), np.int64),
@@ -154,6 +179,17 @@ class Recorder:
             tuple(self._outside_specs),
             np.array(self.starts, dtype=np.int64),
         )
+
+    def _check_written(self) -> None:
+        """What a cell writes while it runs one by one nobody else may read: in which order they run is open."""
+        for t in self.node_types:
+            memories = {memory_of(tensor) for tensor in t.kernel.changes}
+            others = [tensor for other in self.node_types if other is not t for tensor in other.shared]
+            if memories and any(memory_of(tensor) in memories for tensor in (*others, *self._outside)):
+                raise InPlaceError(
+                    f"{t.name} writes a tensor in place that is also read elsewhere in the batched function, and which "
+                    "comes first is not decided; read it in the same cell, or write it outside"
+                )
 
     # ---- values
 
@@ -305,6 +341,10 @@ class Recorder:
                 "(inside tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of "
                 "your own"
             )
+        if self.overwritten:
+            first, (args, kwargs) = args[:1], self.overwritten.swapped((args, kwargs))
+            if args and args[0] is not first[0] and (plain := out_of_place(func)) is not None:
+                return self.write(args[0], self.torch_function(plain, args, kwargs))
         if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Rows:
             found = known_rows(self, func, (args[0], 0))
         else:
@@ -325,6 +365,8 @@ class Recorder:
         answer = ask(self, func, args, kwargs)
         if answer is not NotImplemented:
             return answer
+        if args and is_tensor(args[0]) and (plain := out_of_place(func)) is not None:
+            return self.overwritten.write(args[0], self.torch_function(plain, args, kwargs))
         refuse(func, args, kwargs)
         if any(type(v) is Rows for v in leaves):
             result = row_functions.torch_function(self, func, args, kwargs)
@@ -346,7 +388,8 @@ class Recorder:
         if any(isinstance(v, torch.Generator) for v in leaves):
             self.changing = DRAWS
         if is_in_place(func) or kwargs.get("out") is not None:
-            self._protect(tensors)
+            written = flatten(args[:1], {}) if is_in_place(func) else flatten((kwargs["out"],), {})
+            self._protect([v for v in written if is_tensor(v)])
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             if any(t in self.shared for t in tensors):

@@ -28,6 +28,7 @@ class SharedTensors:
         self._recorder = recorder
         self._tensors = {id(t): t for t in tensors}
         self._derived: set[int] = set()
+        self._times_given: dict[int, int] = {}  # how often a computed result was given to the user, by its identity
         self._would_require_grad: set[int] = set()  # if gradients were on
         self._results: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
 
@@ -51,7 +52,7 @@ class SharedTensors:
         key = tuple(parts.key)
         known = self._results.get(key)
         if known is not None and known[1] == _version(known[0]):
-            return known[0]
+            return self._give(known[0])
         with _Draws() as draws:
             result = func(*args, **kwargs)
         if draws.seen:
@@ -64,7 +65,20 @@ class SharedTensors:
             recorder.names.derive(made, func, args, kwargs)
             if recorder.grad_in_training and not recorder.context.grad:
                 self._mark(result, func, args, kwargs)
+        return self._give(result)
+
+    def _give(self, result: Any) -> Any:
+        for t in flatten((result,), {}):
+            if id(t) in self._derived:
+                self._times_given[id(t)] = self._times_given.get(id(t), 0) + 1
         return result
+
+    def is_given_twice(self, memory: int) -> bool:
+        """Whether a result in this memory was given more than once: others than the one who writes it hold it."""
+        in_memory = [number for number, t in self._tensors.items() if memory_of(t) == memory]
+        if any(number not in self._derived for number in in_memory):
+            return False  # views of a parameter or buffer, which all see what is written there
+        return any(self._times_given.get(number, 0) > 1 for number in in_memory)
 
     def _mark(self, result: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
         """Find out which results would require a gradient in training: by the same call on tensors without memory."""
@@ -110,6 +124,13 @@ def flatten(args: Any, kwargs: Any) -> list[Any]:
         else:
             leaves.append(item)
     return leaves
+
+
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """What two tensors have in common that lie in the same memory."""
+    if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    return tensor.untyped_storage()._cdata
 
 
 def _version(result: Any) -> int:

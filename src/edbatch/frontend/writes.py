@@ -6,10 +6,15 @@ the write gives. That is the same as long as no other value shares its memory, w
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
 
 from edbatch.errors import InPlaceError
 from edbatch.frontend.lazy import Lazy, PendingSum, Rows, set_class
+from edbatch.spec import is_tensor
 
 if TYPE_CHECKING:
     from edbatch.frontend.entries import Entry
@@ -90,3 +95,63 @@ def _rebind(value: Any, result: Any) -> None:
         return
     set_class(value, type(result))
     value.kind, value.ref = result.kind, result.ref
+
+
+class Overwritten:
+    """Plain tensors that lazy values were written into: `total = torch.zeros(3); total += value`.
+
+    Such a tensor stands for the result from then on, wherever it is used in the same call. Nobody may hold it when the
+    call ends, for there are no numbers in it.
+    """
+
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
+        self._values: dict[int, tuple[torch.Tensor, Lazy]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def write(self, tensor: torch.Tensor, result: Any) -> Any:
+        """`tensor += …` with a lazy result, which is what the name of the tensor now stands for."""
+        with torch._C.DisableTorchFunction():
+            why = self._reason(tensor, result)
+        if why is not None:
+            raise InPlaceError(
+                f"a lazy value was written into a plain tensor (tensor += value), but {why}; write tensor = tensor + "
+                "value"
+            )
+        self._values[id(tensor)] = tensor, result
+        self._recorder.forget_outside(tensor)
+        return result
+
+    def _reason(self, tensor: torch.Tensor, result: Any) -> str | None:
+        if tensor in self._recorder.shared:
+            return "it is a parameter, a buffer, a keyword or computed from these, which all examples share"
+        if tensor.requires_grad:
+            return "it requires gradients"
+        if not isinstance(result, Lazy) or result.shape != tensor.shape or result.dtype != tensor.dtype:
+            return f"the result is of another shape or dtype, {list(result.shape)} and {result.dtype}"
+        if tensor._base is not None or num_owners(tensor) > num_owners(torch.empty(1)):
+            return "another tensor shares its memory, such as a view of it"
+        return None
+
+    def swapped(self, tree: Any) -> Any:
+        """Arguments or results with lazy values in the places of such tensors."""
+        if not self._values:
+            return tree
+        return pytree.tree_map_only(is_tensor, lambda t: self._values.get(id(t), (t, t))[1], tree)
+
+    def check(self) -> None:
+        """At the end of the call: raises if somebody still holds such a tensor."""
+        for tensor, _ in self._values.values():
+            own = 3 + self._recorder.num_uses(tensor)  # in the dict, the variable, the argument of getrefcount
+            if sys.getrefcount(tensor) > own:
+                raise InPlaceError(
+                    "a lazy value was written into a plain tensor (tensor += value) that lives longer than the batched "
+                    "call, where values do not exist yet; return the sum, and add it to the tensor after the call"
+                )
+
+
+def num_owners(tensor: torch.Tensor) -> int:
+    """How many tensors share the memory of one."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

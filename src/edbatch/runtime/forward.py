@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from edbatch.cells.kernel import TooLong
 from edbatch.cells.pointwise import BY_SIZE
+from edbatch.errors import BatchError
 from edbatch.frontend.recording import Recording
 from edbatch.frontend.results import Group
 from edbatch.frontend.type_set import NodeType
@@ -80,6 +81,19 @@ def make_plan(recording: Recording, schedule: Schedule) -> Plan:
     return Plan(recording, recording.graph, schedule, layout)
 
 
+def _check_memory(tensors: Iterable[Tensor]) -> None:
+    """Kernels read addresses: what a tensor describes must be there."""
+    for tensor in tensors:
+        if tensor.layout is torch.strided:
+            size, step = tensor.shape, tensor.stride()
+            last = tensor.storage_offset() + sum([(n - 1) * s for n, s in zip(size, step, strict=True)])
+            if 0 not in size and (last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
+                raise BatchError(
+                    f"a tensor of shape {list(size)} that examples share, such as a parameter, has less memory than "
+                    "its shape needs: its storage was resized; give it its memory back before the batched call"
+                )
+
+
 class Execution:
     """One run of a plan: its arenas, and in training what backward will need."""
 
@@ -139,6 +153,7 @@ class Execution:
 
     def run(self) -> None:
         """Compute every value of the mini-batch."""
+        _check_memory({id(tensor): tensor for node_type in self.types for tensor in node_type.shared}.values())
         self._take_outside()
         for t in range(len(self.types)):
             self.training[t] = training = self._compile(t)
