@@ -135,20 +135,28 @@ class _Trace:
         seen = frozenset(self.cutting.seen if self.cutting is not None else ())
         row_of = {id(given[i]): i for i in writes}
         same = tuple(row_of.get(id(t)) for t in results)
-        views = self._views(given, outs)
+        views = self._views(given, outs, same, writes)
         return Captured(body, tuple(self.bound.values()), constants, tree, sparse, writes, same, views, seen, ahead)
 
-    def _views(self, given: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
+    def _views(
+        self,
+        given: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        same: Sequence[int | None],
+        writes: Sequence[int],
+    ) -> tuple[frozenset[int], ...]:
         """Of each output the rows whose memory it shares; -1 if it shares that of a shared tensor or of another
-        output."""
+        output. A written row is no other than its new value, nor is a result that is this row."""
         owners: dict[int, set[int]] = {}
         for i, t in enumerate(given):
             owners.setdefault(_memory(t), set()).add(i)
         for t in self.shared:
             owners.setdefault(_memory(t), set()).add(-1)
         memories = [_memory(t) for t in outs]
-        shared = {m for m in memories if memories.count(m) > 1}
-        return tuple(frozenset(owners.get(m, set()) | ({-1} if m in shared else set())) for m in memories)
+        others = [m for m, row in zip(memories, (*same, *[None] * len(writes)), strict=True) if row is None]
+        found = [owners.get(m, set()) | ({-1} if others.count(m) > 1 else set()) for m in memories]
+        own = [*[set() if row is None else {row} for row in same], *[{row} for row in writes]]
+        return tuple([frozenset(rows - mine) for rows, mine in zip(found, own, strict=True)])
 
     def _run_lending(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
         """The function's result; real tensors that it uses are replaced by stand-ins."""

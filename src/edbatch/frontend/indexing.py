@@ -28,8 +28,9 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
         check_owner(recorder, value)
         index = key if isinstance(key, tuple) else (key,)
         if len(index) == 1 and type(index[0]) is int and value.elements is not None and _is_element(recorder, value):
-            value.is_viewed = True
-            return lazy(value.elements[index[0]], value.kind.one)
+            value.is_viewed, element = True, value.elements[index[0]]
+            recorder.lineage.shares.add(element)
+            return lazy(element, value.kind.one)
         if is_index_of_rows(value, index):
             of_one = index if index[0] is Ellipsis else index[1:]
             return recorder.of_one_row(operator.getitem, (value, of_one), {})

@@ -230,12 +230,10 @@ def owner(args: Any, kwargs: Any) -> Recorder:
 def reading(value: Lazy, how: str) -> RecordingError:
     if not value.kind.recorder.is_open:
         return leaked(value)
-    is_outside = type(value) is Lazy and value.ref < 0
-    of_column = "It comes from a tensor: a list of numbers as the column would be read at once. " if is_outside else ""
     return ValueReadError(
         f"a lazy value {value.kind.spec} was read {how}, but values do not exist while examples are recorded. "
-        f"{of_column}Decide by the example's own data, use torch.where, or put the decision into a cell "
-        "(edbatch.cell), which then runs one by one"
+        "Decide by the example's own data (a column that is a list of numbers is data, one that is a tensor is lazy), "
+        "use torch.where, or put the decision into a cell (edbatch.cell), which then runs one by one"
     )
 
 

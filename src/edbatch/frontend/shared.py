@@ -130,7 +130,7 @@ def memory_of(tensor: torch.Tensor) -> int | None:
     """What two tensors have in common that lie in the same memory."""
     if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return None
-    return tensor.untyped_storage()._cdata
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _version(result: Any) -> int:

@@ -1,0 +1,360 @@
+"""Writes in place: the caller's value sees them, or they are refused; they are never lost."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import edbatch
+from edbatch.errors import InPlaceError, RecordingError
+from like_torch import like_torch
+
+X = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+relu = nn.ReLU(inplace=True)
+
+
+@edbatch.cell
+def adds_one(a):
+    a += 1
+    return a * 3
+
+
+@edbatch.cell
+def writes_the_second(a, b):
+    b.mul_(a)
+    return b
+
+
+def result_dropped(x):
+    h = x * 2
+    F.relu(h, inplace=True)
+    return h + 1
+
+
+def value_and_result(x):
+    h = x * 2
+    y = relu(h)
+    return y + h
+
+
+def written_by_a_cell(x):
+    h = x * 2
+    y = adds_one(h)
+    return y, h * x
+
+
+def written_by_a_cell_and_given_back(x):
+    h, g = x * 2, x + 1
+    y = writes_the_second(g, h)
+    y += 1
+    return y * x, h * 2, g
+
+
+def other_names(x):
+    a = x * 2
+    b, kept = a, [a]
+    a += x
+    a *= 2
+    return a, b * 1, kept[0] * 3
+
+
+def before_and_after(x):
+    a = x * 2
+    before = torch.tanh(a)
+    rows = torch.stack([a, a])
+    a -= 1
+    return before, torch.tanh(a), rows.sum(0)
+
+
+def grows(x):
+    total = x * 0
+    for i in range(3):
+        total += x * i
+    return total, total * 2
+
+
+def grows_from_a_plain_tensor(x):
+    total = torch.zeros(3, dtype=torch.float64)
+    other = total
+    for i in range(3):
+        total += x * i
+    other *= 2
+    return total + other, other * x, other.shape[0] * other
+
+
+def rows_grow(x):
+    rows = torch.stack([x, x * 2])
+    rows += x
+    rows *= 2
+    return rows.sum(0), torch.tanh(rows).sum(0)
+
+
+def starts_with_the_first(x):
+    xs = [x * i for i in range(1, 4)]
+    total = xs[0]
+    for y in xs[1:]:
+        total += y
+    return total, xs[0] * 1
+
+
+def sum_is_a_new_value(x):
+    h = x * 2
+    s = sum([h])
+    s += 1
+    return s, h * 1
+
+
+class User(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3, dtype=torch.float64)
+
+    def forward(self, x):
+        return self.linear(x)
+
+
+def modules():
+    return {
+        "beside a user's module": nn.Sequential(User(), nn.ReLU(inplace=True), nn.Dropout(0.5, inplace=True)).eval(),
+        "first of a cell": nn.Sequential(User(), nn.Sequential(nn.ReLU(inplace=True), nn.Tanh())),
+        "twice": nn.Sequential(User(), nn.ELU(inplace=True), nn.LeakyReLU(inplace=True), nn.Hardtanh(inplace=True)),
+    }
+
+
+FUNCTIONS = [
+    result_dropped, value_and_result, written_by_a_cell, written_by_a_cell_and_given_back, other_names,
+    before_and_after, grows, grows_from_a_plain_tensor, rows_grow, starts_with_the_first, sum_is_a_new_value,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=lambda f: f.__name__)
+def test_writes_are_seen(function):
+    like_torch(function, X)
+
+
+@pytest.mark.parametrize("name", modules())
+def test_modules_that_write_in_place(name):
+    like_torch(modules()[name], X)
+
+
+def view_written(x):
+    h = x * 2
+    v = h[0]
+    v += 1
+    return h
+
+
+def base_written(x):
+    h = x * 2
+    v = h[:2]
+    h += 1
+    return v
+
+
+def part_written(x):
+    h = x * 2
+    a, _ = h.chunk(2)
+    F.relu(a, inplace=True)
+    return h
+
+
+def row_written(x):
+    rows = torch.stack([x * 2, x])
+    first = rows[0]
+    first += 1
+    return rows.sum(0)
+
+
+def rows_written(x):
+    rows = torch.stack([x * 2, x])
+    first = rows[0]
+    rows += 1
+    return first
+
+
+def same_twice(x):
+    h = x * 2
+    return writes_the_second(h, h)
+
+
+def column_written(x):
+    x += 1
+    return x
+
+
+def identity_written(x):
+    h = x * 2
+    g = h.contiguous()
+    g += 1
+    return h
+
+
+def written_without_grad(x):
+    h = x * 2
+    with torch.no_grad():
+        h += 1
+    return h
+
+
+def wider(x):
+    h = x.sum()
+    h += x
+    return h
+
+
+def other_dtype(x):
+    h = x > 0
+    h += x
+    return h
+
+
+def plain_view(x):
+    total = torch.zeros(3, dtype=torch.float64)
+    part = total[:2]
+    total += x
+    return part * x[0]
+
+
+def parameter_row(x):
+    row = WEIGHT[0]
+    with torch.no_grad():
+        row += 1
+    return x * row
+
+
+WEIGHT = nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
+REFUSED = [
+    base_written, part_written, row_written, rows_written, same_twice, column_written, identity_written, view_written,
+    written_without_grad, wider, other_dtype, plain_view, parameter_row,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", REFUSED, ids=lambda f: f.__name__)
+def test_what_others_would_see_is_refused(function):
+    with pytest.raises(InPlaceError, match=r"written|in place"):
+        edbatch.batch(function)(X.clone().requires_grad_())
+
+
+def test_a_cell_that_runs_alone_and_writes_its_argument_is_refused():
+    @edbatch.cell
+    def cell(a):
+        a += 1
+        return a * a.sum().item()
+
+    with pytest.raises(InPlaceError, match="writes one of its arguments in place"):
+        edbatch.batch(lambda x: cell(x * 2))(X)
+
+
+class Shared(nn.Module):
+    """Examples that compute with parameters alone, of which one writes what it computed."""
+
+    def __init__(self, write, others):
+        super().__init__()
+        self.p = nn.Parameter(torch.ones(3, dtype=torch.float64))
+        self.register_buffer("b", torch.ones(3, dtype=torch.float64))
+        self.write, self.others = write, others
+
+    def forward(self, x, i):
+        return self.write(self, x) if i == 2 else self.others(self, x)
+
+
+def writes_a_result(model, x):
+    v = model.p * 2
+    v += 1
+    return x * v
+
+
+def writes_twice(model, x):
+    s = 0
+    s += model.p * 1
+    s += model.p * 1
+    return x * s
+
+
+def writes_data(model, x):
+    y = x * model.p
+    model.p.data.mul_(2)
+    return y
+
+
+def writes_detached(model, x):
+    y = x * model.p
+    model.p.detach().add_(1)
+    return y
+
+
+def writes_a_view_of_a_result(model, x):
+    v = model.p * 2
+    y = x * v
+    with torch.no_grad():
+        v[:1].add_(1)
+    return y
+
+
+def writes_the_buffer(model, x):
+    y = x * model.b
+    model.b += 1
+    return y
+
+
+def reads(model, x):
+    return x * (model.p * 2)
+
+
+WRITES = [writes_a_result, writes_twice, writes_data, writes_detached, writes_a_view_of_a_result, writes_the_buffer]
+
+
+@pytest.mark.parametrize("write", WRITES, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("others", [reads, writes_twice], ids=lambda f: f.__name__)
+def test_what_examples_share_is_not_changed_for_others(write, others):
+    model = Shared(write, others)
+    untouched = copy.deepcopy(model)
+    expected = [untouched(x, i) for i, x in enumerate(X)]
+    try:
+        found = edbatch.batch(model, stack=False)(X, list(range(4)))
+    except InPlaceError:
+        return
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(model.state_dict(), untouched.state_dict())
+
+
+def test_a_result_of_parameters_that_nobody_else_holds_may_be_written():
+    like_torch(Shared(writes_twice, writes_twice), X, list(range(4)))
+
+
+class Counter(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("calls", torch.zeros((), dtype=torch.float64))
+
+    def forward(self, x):
+        self.calls += 1
+        return x * self.calls
+
+
+def test_a_cell_that_writes_what_others_read_is_refused():
+    counter = edbatch.cell(Counter())
+    expected = [copy.deepcopy(counter)] * 4
+    torch.testing.assert_close(edbatch.batch(counter)(X), torch.stack([c(x) for c, x in zip(expected, X, strict=True)]))
+    with pytest.raises(InPlaceError, match="also read elsewhere"):
+        edbatch.batch(lambda x: counter(x) + counter.calls)(X)
+
+
+class Keeping(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("last", torch.zeros(3, dtype=torch.float64))
+
+    def forward(self, x):
+        self.last = x * 2
+        return self.last + 1
+
+
+def test_a_lazy_value_is_not_kept_in_a_buffer():
+    model = Keeping()
+    before = model.last
+    with pytest.raises(RecordingError, match="buffer 'last'"):
+        edbatch.batch(model)(X)
+    assert model.last is before
