@@ -104,6 +104,41 @@ static PyTypeObject NumbersType = {
     .tp_as_buffer = &numbers_buffer,
 };
 
+/* ---- Value: what lazy values are made of
+
+isinstance(value, torch.Tensor) is true of lazy values. Code in C that asks the same, and does not look for a torch
+function first, then reads a tensor where torch's own objects have one: right behind the head, in some versions after a
+flag. There it finds the tensor that stands for none, as for an argument that was not given, and raises an error. */
+
+typedef struct {
+    PyObject_HEAD
+    void *tensor[2];
+} Value;
+
+static void *no_tensor; /* the address of c10::UndefinedTensorImpl's only object */
+
+static void fill_value(PyObject *value) { ((Value *)value)->tensor[0] = ((Value *)value)->tensor[1] = no_tensor; }
+
+static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    PyObject *self = type->tp_alloc(type, 0);
+    if (self != NULL) fill_value(self);
+    return self;
+}
+
+static PyTypeObject ValueType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch.frontend._calls.Value",
+    .tp_doc = "The base of lazy values, which C code may take for tensors: for one that is not given.",
+    .tp_basicsize = sizeof(Value),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = value_new,
+};
+
+static PyObject *set_no_tensor(PyObject *module, PyObject *address) {
+    no_tensor = PyLong_AsVoidPtr(address);
+    return no_tensor == NULL && PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
 /* ---- KnownCalls: what one recording knows */
 
 typedef struct Signature {
@@ -148,6 +183,10 @@ static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     if (!PyArg_ParseTuple(args, "O!OO!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside, &NumbersType,
                           &types, &NumbersType, &numbers))
         return -1;
+    if (!PyType_IsSubtype(lazy, &ValueType)) {
+        PyErr_SetString(PyExc_TypeError, "lazy values are of a class derived from Value");
+        return -1;
+    }
     if ((self->kind = offset_of(lazy, "kind")) < 0 || (self->ref = offset_of(lazy, "ref")) < 0) return -1;
     Py_XSETREF(self->lazy, (PyTypeObject *)Py_NewRef(lazy));
     Py_XSETREF(self->as_value, Py_NewRef(as_value));
@@ -279,6 +318,7 @@ static Py_ssize_t follow(KnownCalls *self, PyObject *recorder, PyObject *key, Py
 static PyObject *make_lazy(KnownCalls *self, PyObject *kind, long long ref) {
     PyObject *value = self->lazy->tp_alloc(self->lazy, 0);
     if (value == NULL) return NULL;
+    fill_value(value);
     SLOT(value, self->kind) = Py_NewRef(kind);
     if ((SLOT(value, self->ref) = PyLong_FromLongLong(ref)) == NULL) Py_CLEAR(value);
     return value;
@@ -450,6 +490,7 @@ static PyObject *same_items(PyObject *module, PyObject *args) {
 /* ---- the module */
 
 static PyMethodDef functions[] = {
+    {"set_no_tensor", set_no_tensor, METH_O, "set_no_tensor(address)"},
     {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
     {NULL},
 };
@@ -468,6 +509,7 @@ PyMODINIT_FUNC PyInit__calls(void) {
     known_calls_name = PyUnicode_InternFromString("known_calls");
     call_impl_name = PyUnicode_InternFromString("_call_impl");
     if (known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
+        PyModule_AddType(module, &ValueType) < 0 ||
         PyModule_AddType(module, &KnownCallsType) < 0 || PyModule_AddType(module, &ModuleCallType) < 0)
         Py_CLEAR(module);
     return module;

@@ -17,6 +17,12 @@ class Numbers:
     def __len__(self) -> int: ...
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
+class Value:
+    """The base of lazy values."""
+
+def set_no_tensor(address: int, /) -> None:
+    """What C code finds that takes a lazy value for a tensor."""
+
 class KnownCalls:
     """The signatures of cells that one recording knows. Their calls add to `types` and `args`."""
 

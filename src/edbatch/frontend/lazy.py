@@ -8,8 +8,10 @@ sum.
 
 from __future__ import annotations
 
+import ctypes
 import operator
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +23,18 @@ from edbatch.spec import Spec
 if TYPE_CHECKING:
     from edbatch.frontend.kernels import Context
     from edbatch.frontend.recorder import Recorder
+
+try:
+    from edbatch.frontend._calls import Value, set_no_tensor
+
+    _library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    set_no_tensor(ctypes.addressof(ctypes.c_char.in_dll(_library, "_ZN3c1019UndefinedTensorImpl10_singletonE")))
+    ARE_TENSORS = True
+except ImportError:  # there was no C compiler at installation
+    Value, ARE_TENSORS = object, False  # type: ignore[misc, assignment]
+except (OSError, ValueError):  # the library has another name here
+    ARE_TENSORS = False
+
 
 READING = ("item", "tolist", "numpy", "__array__")
 
@@ -44,7 +58,7 @@ class Kind:
         self.sum_key = ("sum", self.one)  # the signature of a sum of such values
 
 
-class Lazy:
+class Lazy(Value):
     """A value that will exist once the whole mini-batch has been recorded."""
 
     __slots__ = ("kind", "ref")
@@ -55,10 +69,12 @@ class Lazy:
         Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
     )
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:
-        """`isinstance(value, torch.Tensor)` and `torch.is_tensor(value)` are true; `type(value)` is what it is."""
-        return torch.Tensor
+    if ARE_TENSORS:
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> type:
+            """`isinstance(value, torch.Tensor)` and `torch.is_tensor(value)` are true; `type(value)` is what it is."""
+            return torch.Tensor
 
     @property
     def shape(self) -> torch.Size:
