@@ -6,7 +6,7 @@ what takes it back. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
-#include <structmember.h>
+#include <frameobject.h>
 
 enum { MOST_CONTEXTS = 16, TRIES = 10 };
 
@@ -30,6 +30,25 @@ static void uncover_interrupt(void) {
         PyErr_Restore(kind, value, trace);
     }
     Py_XDECREF(cause);
+}
+
+/* What the frames of an interrupted function still hold, contexts that they had no time to leave among it, is given up
+now, the innermost first, and not when the error is forgotten some day. */
+static void empty_frames(void) {
+    PyObject *kind, *value, *trace;
+    if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
+    PyErr_Fetch(&kind, &value, &trace);
+    PyObject *frames = PyList_New(0);
+    for (PyTracebackObject *at = (PyTracebackObject *)trace; frames != NULL && at != NULL; at = at->tb_next)
+        if (PyList_Append(frames, (PyObject *)at->tb_frame) < 0) PyErr_Clear();
+    for (Py_ssize_t i = frames == NULL ? 0 : PyList_GET_SIZE(frames); i > 0; i--) {
+        PyObject *done = PyObject_CallMethod(PyList_GET_ITEM(frames, i - 1), "clear", NULL);
+        if (done == NULL) PyErr_Clear(); /* it still runs */
+        Py_XDECREF(done);
+    }
+    Py_XDECREF(frames);
+    PyErr_Clear();
+    PyErr_Restore(kind, value, trace);
 }
 
 /* Leave a context. An interrupt while it is being left does not keep it from being left. */
@@ -61,7 +80,10 @@ static PyObject *inside(PyObject *module, PyObject *const *args, Py_ssize_t coun
         Py_DECREF(done);
     }
     if (entered == size) result = PyObject_Vectorcall(args[1], args + 2, count - 2, keywords);
-    if (result == NULL) uncover_interrupt();
+    if (result == NULL) {
+        uncover_interrupt();
+        empty_frames();
+    }
     while (entered > 0) leave(PyTuple_GET_ITEM(contexts, --entered));
     if (PyErr_Occurred()) Py_CLEAR(result);
     return result;
@@ -211,6 +233,156 @@ static PyTypeObject StayType = {
     .tp_methods = stay_methods,
 };
 
+/* ---- Made: contexts of torch's that act as soon as they are made */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *make, *args;
+    PyObject *made; /* NULL outside */
+} Made;
+
+static int made_init(Made *self, PyObject *args, PyObject *keywords) {
+    if (PyTuple_GET_SIZE(args) < 1 || self->make != NULL) {
+        PyErr_SetString(PyExc_TypeError, "Made takes a class and its arguments");
+        return -1;
+    }
+    self->make = Py_NewRef(PyTuple_GET_ITEM(args, 0));
+    self->args = PyTuple_GetSlice(args, 1, PyTuple_GET_SIZE(args));
+    return self->args == NULL ? -1 : 0;
+}
+
+static PyObject *made_enter(Made *self, PyObject *nothing) {
+    if (self->args == NULL || self->made != NULL) return PyErr_Format(PyExc_RuntimeError, "it is entered once");
+    PyObject *made = PyObject_Call(self->make, self->args, NULL);
+    PyObject *done = made == NULL ? NULL : PyObject_CallMethodNoArgs(made, enter_name);
+    if (done == NULL) {
+        Py_XDECREF(made);
+        return NULL;
+    }
+    self->made = made;
+    Py_DECREF(done);
+    Py_RETURN_NONE;
+}
+
+static PyObject *made_exit(Made *self, PyObject *error) {
+    PyObject *made = self->made;
+    if (made == NULL) Py_RETURN_NONE;
+    self->made = NULL;
+    PyObject *done = PyObject_CallMethodObjArgs(made, exit_name, Py_None, Py_None, Py_None, NULL);
+    Py_DECREF(made);
+    if (done == NULL) return NULL;
+    Py_DECREF(done);
+    Py_RETURN_NONE;
+}
+
+static void made_dealloc(Made *self) {
+    Py_CLEAR(self->made);
+    Py_CLEAR(self->make);
+    Py_CLEAR(self->args);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef made_methods[] = {
+    {"__enter__", (PyCFunction)made_enter, METH_NOARGS, "Make the context and enter it."},
+    {"__exit__", (PyCFunction)made_exit, METH_VARARGS, "Leave it."},
+    {NULL},
+};
+static PyTypeObject MadeType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch._inside.Made",
+    .tp_doc = "Made(make, ...): a context of C that acts as soon as it is made; it is made when this one is entered.",
+    .tp_basicsize = sizeof(Made),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)made_init,
+    .tp_dealloc = (destructor)made_dealloc,
+    .tp_methods = made_methods,
+};
+
+/* ---- Scope: a context variable has another value for a while; for `with` statements of users */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *variable, *begin, *given;
+    PyObject *value, *token; /* NULL outside */
+} Scope;
+
+static int scope_init(Scope *self, PyObject *args, PyObject *keywords) {
+    PyObject *variable, *begin, *given;
+    if (!PyArg_ParseTuple(args, "O!OO", &PyContextVar_Type, &variable, &begin, &given)) return -1;
+    Py_XSETREF(self->variable, Py_NewRef(variable));
+    Py_XSETREF(self->begin, Py_NewRef(begin));
+    Py_XSETREF(self->given, Py_NewRef(given));
+    return 0;
+}
+
+static PyObject *scope_enter(Scope *self, PyObject *nothing) {
+    if (self->begin == NULL || self->token != NULL) return PyErr_Format(PyExc_RuntimeError, "a scope begins once");
+    PyObject *value = PyObject_CallNoArgs(self->begin);
+    if (value == NULL) return NULL;
+    Py_XSETREF(self->value, value);
+    self->token = PyContextVar_Set(self->variable, value);
+    return self->token == NULL ? NULL : Py_NewRef(self->given);
+}
+
+static PyObject *scope_exit(Scope *self, PyObject *args) {
+    PyObject *token = self->token, *value = self->value;
+    if (token == NULL) Py_RETURN_NONE;
+    self->token = self->value = NULL;
+    int failed = PyContextVar_Reset(self->variable, token) < 0;
+    Py_DECREF(token);
+    int is_error = PyTuple_GET_SIZE(args) > 0 && PyTuple_GET_ITEM(args, 0) != Py_None;
+    PyObject *done = failed ? NULL : is_error ? Py_NewRef(Py_None) : PyObject_CallMethod(value, "end", NULL);
+    Py_DECREF(value);
+    if (done == NULL) return NULL;
+    Py_DECREF(done);
+    Py_RETURN_NONE;
+}
+
+static int scope_traverse(Scope *self, visitproc visit, void *arg) {
+    Py_VISIT(self->variable);
+    Py_VISIT(self->begin);
+    Py_VISIT(self->given);
+    Py_VISIT(self->value);
+    Py_VISIT(self->token);
+    return 0;
+}
+
+static int scope_clear(Scope *self) {
+    Py_CLEAR(self->variable);
+    Py_CLEAR(self->begin);
+    Py_CLEAR(self->given);
+    Py_CLEAR(self->value);
+    Py_CLEAR(self->token);
+    return 0;
+}
+
+static void scope_dealloc(Scope *self) {
+    PyObject_GC_UnTrack(self);
+    scope_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef scope_methods[] = {
+    {"__enter__", (PyCFunction)scope_enter, METH_NOARGS, "Let the variable have the value that `begin()` gives."},
+    {"__exit__", (PyCFunction)scope_exit, METH_VARARGS, "Let it have its former one, and call `end` of the value."},
+    {NULL},
+};
+static PyTypeObject ScopeType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch._inside.Scope",
+    .tp_doc = "Scope(variable, begin, given): a context, of which `as` gives what is given, in which a context variable "
+              "has another value. If no error ends it, `end()` of the value is called.",
+    .tp_basicsize = sizeof(Scope),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)scope_init,
+    .tp_traverse = (traverseproc)scope_traverse,
+    .tp_clear = (inquiry)scope_clear,
+    .tp_dealloc = (destructor)scope_dealloc,
+    .tp_methods = scope_methods,
+};
+
 /* ---- the module */
 
 static PyMethodDef functions[] = {
@@ -232,6 +404,8 @@ PyMODINIT_FUNC PyInit__inside(void) {
     if (module == NULL) return NULL;
     enter_name = PyUnicode_InternFromString("__enter__");
     exit_name = PyUnicode_InternFromString("__exit__");
-    if (enter_name == NULL || exit_name == NULL || PyModule_AddType(module, &StayType) < 0) Py_CLEAR(module);
+    if (enter_name == NULL || exit_name == NULL || PyModule_AddType(module, &StayType) < 0 ||
+        PyModule_AddType(module, &MadeType) < 0 || PyModule_AddType(module, &ScopeType) < 0)
+        Py_CLEAR(module);
     return module;
 }

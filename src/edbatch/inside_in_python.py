@@ -6,7 +6,8 @@ import gc
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, ClassVar, TypeVar
+from contextvars import ContextVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -16,6 +17,33 @@ def inside(contexts: tuple[Any, ...], function: Callable[..., T], /, *args: Any,
         for context in contexts:
             stack.enter_context(context)
         return function(*args, **kwargs)
+
+
+class Made:
+    def __init__(self, make: Callable[..., Any], *args: Any):
+        self._make, self._args = make, args
+
+    def __enter__(self) -> None:
+        (made := self._make(*self._args)).__enter__()
+        self._made = made
+
+    def __exit__(self, *error: Any) -> None:
+        self._made.__exit__(None, None, None)
+
+
+class Scope(Generic[T]):
+    def __init__(self, variable: ContextVar[Any], begin: Callable[[], Any], given: T):
+        self._variable, self._begin, self._given = variable, begin, given
+
+    def __enter__(self) -> T:
+        self._value = self._begin()
+        self._token = self._variable.set(self._value)
+        return self._given
+
+    def __exit__(self, *error: Any) -> None:
+        self._variable.reset(self._token)
+        if not error or error[0] is None:
+            self._value.end()
 
 
 class Stay:

@@ -2,13 +2,13 @@
 
 Ctrl-C may come between any two instructions of Python: also after a change and before the `try` that takes it back, or
 at the end of a `with`. `inside(contexts, function, …)` is a `with` that nothing comes in between, written in C. A
-context that is left by it may be left again, when the first try was interrupted. Without a C compiler at installation
-an ordinary `with` does, which Ctrl-C breaks now and then.
+context in Python must bear two things. It may be left again, when the first try was interrupted. And its entry may be
+interrupted, after which it is not left: so the entry looks and remembers, and what changes comes later, in the
+function. Without a C compiler at installation an ordinary `with` does, which Ctrl-C breaks now and then.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,11 +16,11 @@ import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
 
 try:
-    from edbatch._inside import Stay, inside
+    from edbatch._inside import Made, Scope, Stay, inside
 except ImportError:
-    from edbatch.inside_in_python import Stay, inside  # type: ignore[assignment]
+    from edbatch.inside_in_python import Made, Scope, Stay, inside  # type: ignore[assignment]
 
-__all__ = ["Made", "Stay", "Surroundings", "functionalize", "inside", "is_functionalizing"]
+__all__ = ["Made", "Scope", "Stay", "Surroundings", "functionalize", "inside", "is_functionalizing"]
 DEVICES = ("cpu", "cuda")
 FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
@@ -29,7 +29,7 @@ class Surroundings:
     """A context: modes of torch in this thread, and context variables, are after it what they were before.
 
     What is a mode: grad mode, autocast, the default dtype, functionalization, and modes that see torch's functions and
-    ops.
+    ops, and whether any does.
     """
 
     def __init__(self, *variables: ContextVar[Any]):
@@ -38,6 +38,7 @@ class Surroundings:
     def __enter__(self) -> None:
         self._values = [variable.get() for variable in self._variables]
         self._num_modes = torch._C._len_torch_function_stack()
+        self._functions = torch._C._get_torch_function_state()
         self._dispatch_modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
         self._grad = torch.is_grad_enabled()
         self._dtype = torch.get_default_dtype()
@@ -49,6 +50,7 @@ class Surroundings:
             variable.set(value)
         while torch._C._len_torch_function_stack() > self._num_modes:
             torch._C._pop_torch_function_stack()
+        torch._C._set_torch_function_state(self._functions)
         if torch._C._len_torch_dispatch_stack() or self._dispatch_modes:
             self._restore_dispatch_modes()
         functionalize(self._functionalizes)
@@ -69,20 +71,6 @@ class Surroundings:
                 _pop_mode()
             for mode in self._dispatch_modes:
                 _push_mode(mode)
-
-
-class Made:
-    """A context of torch's own that acts as soon as it is made: it is made when this one is entered."""
-
-    def __init__(self, make: Callable[..., Any], *args: Any):
-        self._make, self._args = make, args
-
-    def __enter__(self) -> None:
-        (made := self._make(*self._args)).__enter__()
-        self._made = made
-
-    def __exit__(self, *error: Any) -> None:
-        self._made.__exit__(None, None, None)
 
 
 def _autocast() -> tuple[Any, ...]:

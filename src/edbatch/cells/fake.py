@@ -22,6 +22,8 @@ from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from edbatch.cells.asked import asked
+
 aten = torch.ops.aten
 _CPU, _META = torch.device("cpu"), torch.device("meta")
 LARGE = 1 << 26  # elements: where inputs are of this size, nothing runs on scratch tensors
@@ -55,6 +57,7 @@ class FakeMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper would import the compiler
 
+    @asked
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _PRODUCTS:

@@ -7,10 +7,11 @@ a model serves nothing changes, and a scope says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from edbatch.errors import FrozenError
 from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.runtime.arena import Lease
+from edbatch.surroundings import Scope
 
 
 @dataclass(frozen=True)
@@ -25,15 +27,28 @@ class _Scope:
     """The frozen tensors by identity, and what was made of them: (kernel, its shared tensors) -> (kernel, prologue)."""
 
     members: dict[int, Tensor]
+    versions: list[int]
     outer: _Scope | None  # the scope that this one is in
     made: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
+
+    @staticmethod
+    def of(model: nn.Module) -> _Scope:
+        modules = modules_of([model])
+        tensors = {id(t): t for t in (*parameters_of(modules), *buffers_of(modules))}
+        return _Scope(tensors, [t._version for t in tensors.values()], _scope.get())
+
+    def end(self) -> None:
+        if [t._version for t in self.members.values()] != self.versions:
+            raise FrozenError(
+                "parameters or buffers changed inside edbatch.frozen(model), and results may have come from their old "
+                "values; end the scope before training or loading, and begin a new one afterwards"
+            )
 
 
 _scope: ContextVar[_Scope | None] = ContextVar("edbatch.frozen", default=None)
 
 
-@contextmanager
-def frozen(model: nn.Module) -> Iterator[nn.Module]:
+def frozen(model: nn.Module) -> AbstractContextManager[nn.Module, None]:
     """While this scope lasts the model's parameters and buffers must not change, and batched calls stack no weights.
 
     Raises:
@@ -46,19 +61,7 @@ def frozen(model: nn.Module) -> Iterator[nn.Module]:
     ...     model(torch.ones(4, 2)).shape
     torch.Size([4, 3])
     """
-    modules = modules_of([model])
-    tensors = [*parameters_of(modules), *buffers_of(modules)]
-    before = [t._version for t in tensors]
-    token = _scope.set(_Scope({id(t): t for t in tensors}, _scope.get()))
-    try:
-        yield model
-    finally:
-        _scope.reset(token)
-    if [t._version for t in tensors] != before:
-        raise FrozenError(
-            "parameters or buffers changed inside edbatch.frozen(model), and results may have come from their old "
-            "values; end the scope before training or loading, and begin a new one afterwards"
-        )
+    return Scope(_scope, partial(_Scope.of, model), model)
 
 
 def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:
