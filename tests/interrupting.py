@@ -28,7 +28,7 @@ from edbatch.cells import native
 from edbatch.frontend import marking
 from edbatch.runtime import frozen
 
-WATCHED = tuple(os.path.dirname(module.__file__) + os.sep for module in (edbatch, torch)) + (contextlib.__file__,)
+WATCHED = (*[os.path.dirname(module.__file__) + os.sep for module in (edbatch, torch)], contextlib.__file__)
 PLACES = [
     (nn.Module, "__call__"),
     (torch.autograd.Function, "apply"),
@@ -68,7 +68,14 @@ class Node(nn.Module):
         total.mul_(self.scale)
         with torch.no_grad():
             shift = left.mean()
-        return torch.tanh(Doubled.apply(total)) + shift
+        return torch.tanh(Doubled.apply(torch.logcumsumexp(total, 0))) + shift
+
+
+class Seen(nn.Linear):
+    """A cell with a hook, and so run one by one, in which torch.func maps."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.func.vmap(torch.sin)(super().forward(x))
 
 
 class Trees(nn.Module):
@@ -78,7 +85,7 @@ class Trees(nn.Module):
         super().__init__()
         self.leaf = nn.Embedding(8, size)
         self.node = edbatch.cell(Node(size))
-        self.seen = nn.Linear(size, size)  # it has a hook, and so runs one by one
+        self.seen = edbatch.cell(Seen(size, size))
         self.seen.register_forward_hook(_look)
         self.bias = nn.Parameter(torch.zeros(size))
 
@@ -192,6 +199,7 @@ def state(trees: nn.Module) -> dict[str, Any]:
     return {
         "methods of torch": [id(vars(holder)[name]) for holder, name in PLACES],
         "function modes": torch._C._len_torch_function_stack(),
+        "transforms": torch._C._functorch.get_dynamic_layer_stack_depth(),
         "torch functions": torch._C._is_torch_function_enabled(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
         "infra modes": [

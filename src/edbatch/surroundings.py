@@ -20,8 +20,10 @@ try:
 except ImportError:
     from edbatch.inside_in_python import Made, Scope, Stay, inside  # type: ignore[assignment]
 
-__all__ = ["Made", "Scope", "Stay", "Surroundings", "functionalize", "inside", "is_functionalizing"]
+__all__ = ["Made", "Scope", "Stay", "Surroundings", "Undrawn", "functionalize", "inside", "is_functionalizing"]
 DEVICES = ("cpu", "cuda")
+_get_functions: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
+_set_functions: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
 FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
@@ -29,7 +31,7 @@ class Surroundings:
     """A context: modes of torch in this thread, and context variables, are after it what they were before.
 
     What is a mode: grad mode, autocast, the default dtype, functionalization, and modes that see torch's functions and
-    ops, and whether any does.
+    ops, whether any does, and transforms of torch.func.
     """
 
     def __init__(self, *variables: ContextVar[Any]):
@@ -38,8 +40,9 @@ class Surroundings:
     def __enter__(self) -> None:
         self._values = [variable.get() for variable in self._variables]
         self._num_modes = torch._C._len_torch_function_stack()
-        self._functions = torch._C._get_torch_function_state()
+        self._functions = _get_functions()
         self._dispatch_modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
+        self._num_transforms = _num_transforms()
         self._grad = torch.is_grad_enabled()
         self._dtype = torch.get_default_dtype()
         self._autocast = _autocast()
@@ -50,9 +53,11 @@ class Surroundings:
             variable.set(value)
         while torch._C._len_torch_function_stack() > self._num_modes:
             torch._C._pop_torch_function_stack()
-        torch._C._set_torch_function_state(self._functions)
+        _set_functions(self._functions)
         if torch._C._len_torch_dispatch_stack() or self._dispatch_modes:
             self._restore_dispatch_modes()
+        while _num_transforms() > self._num_transforms:
+            torch._C._functorch.pop_dynamic_layer_stack()
         functionalize(self._functionalizes)
         if torch.is_grad_enabled() != self._grad:
             torch._C._set_grad_enabled(self._grad)
@@ -73,10 +78,29 @@ class Surroundings:
                 _push_mode(mode)
 
 
+class Undrawn:
+    """A context after which generators of random numbers are as before."""
+
+    def __init__(self, *generators: torch.Generator):
+        self._generators = generators
+
+    def __enter__(self) -> None:
+        self._states = [generator.get_state() for generator in self._generators]
+
+    def __exit__(self, *error: Any) -> None:
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
+
+
 def _autocast() -> tuple[Any, ...]:
     return torch.is_autocast_cache_enabled(), *[
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES
     ]
+
+
+def _num_transforms() -> int:
+    """Of torch.func, one inside the other."""
+    return int(torch._C._functorch.get_dynamic_layer_stack_depth())
 
 
 def is_functionalizing() -> bool:

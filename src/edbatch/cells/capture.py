@@ -37,6 +37,13 @@ from edbatch.hooks import applying, hooked
 from edbatch.spec import Spec, is_tensor
 from edbatch.surroundings import Made, Surroundings, functionalize, inside, is_functionalizing
 
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a kind is on, and how to turn it on or off
+    torch.backends.cuda.flash_sdp_enabled: torch.backends.cuda.enable_flash_sdp,
+    torch.backends.cuda.mem_efficient_sdp_enabled: torch.backends.cuda.enable_mem_efficient_sdp,
+    torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
+    torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
+}
 _LOCK = threading.RLock()  # fake tensors and decompositions are not for two threads at once
 
 
@@ -261,6 +268,7 @@ def capture(
 def _capture(
     function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec], cuts: Collection[int] | None, grad: bool
 ) -> Captured:
+    _undisturb()
     torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
     with _disable_current_modes(), torch.set_grad_enabled(grad):
         try:
@@ -278,29 +286,36 @@ def _capture(
             raise CaptureError(f"an op without shape inference ({error})") from error
 
 
+def _undisturb() -> None:
+    """Attention is plain products, hooks for saved tensors are not called, and fake tensors that do not fit together
+    are an error alone, without the page that torch logs of it."""
+    torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    _LOG.disabled = True
+    for enable in _ATTENTION.values():
+        enable(enable is torch.backends.cuda.enable_math_sdp)
+
+
 class _Undisturbed:
-    """A context in which attention is plain products, hooks for saved tensors are not called, and fake tensors that do
-    not fit together are an error alone, without the page that torch logs of it."""
+    """A context after which what `_undisturb` changes is as before."""
 
     def __enter__(self) -> None:
-        log, cuda = logging.getLogger("torch._subclasses.fake_tensor"), torch.backends.cuda
-        self._log, self._was_quiet = log, log.disabled
-        self._attention = [
-            (cuda.enable_flash_sdp, cuda.flash_sdp_enabled()),  # type: ignore[no-untyped-call]
-            (cuda.enable_mem_efficient_sdp, cuda.mem_efficient_sdp_enabled()),  # type: ignore[no-untyped-call]
-            (cuda.enable_cudnn_sdp, cuda.cudnn_sdp_enabled()),  # type: ignore[no-untyped-call]
-            (cuda.enable_math_sdp, cuda.math_sdp_enabled()),  # type: ignore[no-untyped-call]
-        ]
-        self._was_tracing = torch._C._autograd._saved_tensors_hooks_set_tracing(True)
-        log.disabled = True
-        for enable, _ in self._attention:
-            enable(enable is cuda.enable_math_sdp)
+        self._was_quiet = _LOG.disabled
+        self._attention = [is_enabled() for is_enabled in _ATTENTION]
+        self._was_tracing = _is_tracing()
 
     def __exit__(self, *error: Any) -> None:
         torch._C._autograd._saved_tensors_hooks_set_tracing(self._was_tracing)
-        self._log.disabled = self._was_quiet
-        for enable, was_enabled in self._attention:
+        _LOG.disabled = self._was_quiet
+        for enable, was_enabled in zip(_ATTENTION.values(), self._attention, strict=True):
             enable(was_enabled)
+
+
+def _is_tracing() -> bool:
+    """Whether hooks for saved tensors are not called; torch tells it only to those who set it."""
+    is_tracing: bool = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    if is_tracing:  # whoever traces around us takes it back, also if an interrupt comes here
+        torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    return is_tracing
 
 
 class _Functionalized:

@@ -15,6 +15,9 @@ import torch
 from edbatch.cells.body import Op, Val, swap_vals
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.surroundings import inside
+
+_set_warning: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -148,12 +151,21 @@ class Mapped:
         return result
 
     def __call__(self, *operands: torch.Tensor) -> Any:
-        functorch: Any = torch._C._functorch
-        functorch._set_vmap_fallback_warning_enabled(False)  # where vmap loops over the rows
-        try:
-            return self.mapped(*operands)
-        finally:
-            functorch._set_vmap_fallback_warning_enabled(True)
+        return inside((_Warning(),), self._mapped, *operands)
+
+    def _mapped(self, *operands: torch.Tensor) -> Any:
+        _set_warning(False)  # where vmap loops over the rows
+        return self.mapped(*operands)
+
+
+class _Warning:
+    """A context after which vmap warns again."""
+
+    def __enter__(self) -> None:
+        """Nothing to be done yet."""
+
+    def __exit__(self, *error: Any) -> None:
+        _set_warning(True)
 
 
 def _listed(argument: Any) -> Any:

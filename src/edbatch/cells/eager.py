@@ -18,6 +18,7 @@ from edbatch.cells.in_place import is_in_place
 from edbatch.cells.kernel import Mask, Take
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import Spec
+from edbatch.surroundings import Undrawn, inside
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
 
@@ -105,12 +106,7 @@ class EagerKernel:
         self.grad = grad
         self._num_rows = len(rows)
         lead = () if reason is not None else (2,)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            given = [_given(_example(spec, lead), grad) for spec in rows]
-            others = [_example(spec, ()) for spec in shared]
-            with torch.set_grad_enabled(grad), _Touched() as touched:
-                result = self._run(given, others)
+        given, result, touched = inside((Undrawn(torch.default_generator),), self._rehearse, rows, shared, lead)
         leaves, self._tree = pytree.tree_flatten(result)
         self._operands = tuple(_place(leaf, given) for leaf in leaves if isinstance(leaf, Tensor))
         self._leaves = leaves
@@ -125,6 +121,16 @@ class EagerKernel:
         known = {id(p): p for p in parameters if p.requires_grad}
         self.bound: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
         self.changes = tuple(touched.written.values())
+
+    def _rehearse(
+        self, rows: tuple[Spec, ...], shared: tuple[Spec, ...], lead: tuple[int, ...]
+    ) -> tuple[list[Tensor], Any, _Touched]:
+        """Arguments, what a call with them gives, and the tensors that it touches beside them."""
+        torch.default_generator.manual_seed(0)
+        given = [_given(_example(spec, lead), self.grad) for spec in rows]
+        others = [_example(spec, ()) for spec in shared]
+        with torch.set_grad_enabled(self.grad), _Touched() as touched:
+            return given, self._run(given, others), touched
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         fresh = iter(values)

@@ -9,7 +9,6 @@ look at data, errors) is left to torch's mode, which is made when it is needed.
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from typing import Any
 
@@ -23,6 +22,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from edbatch.cells.asked import asked
+from edbatch.surroundings import Undrawn, inside
 
 aten = torch.ops.aten
 _CPU, _META = torch.device("cpu"), torch.device("meta")
@@ -93,8 +93,7 @@ class FakeMode(FakeTensorMode):
                 return pytree.tree_map_only(torch.Tensor, self._fake, result)
             if self._can_run(func, args, kwargs):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, scratch, (args, kwargs))
-                with _undrawn(func):
-                    result = func(*args, **kwargs)
+                result = inside((Undrawn(torch.default_generator),) if _draws(func) else (), func, *args, **kwargs)
                 leaves = pytree.tree_leaves(result)
                 self.is_large |= any(t.numel() >= LONG for t in leaves if isinstance(t, torch.Tensor))
                 if all(value is None or isinstance(value, torch.Tensor) for value in leaves):
@@ -146,9 +145,9 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
     return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=_META)
 
 
-def _undrawn(func: OpOverload) -> AbstractContextManager[None]:
-    """Numbers that an op draws here are not missing later."""
-    return torch.random.fork_rng(devices=()) if torch.Tag.nondeterministic_seeded in func.tags else nullcontext()
+def _draws(func: OpOverload) -> bool:
+    """Whether an op draws random numbers; those that it draws here must not be missing later."""
+    return torch.Tag.nondeterministic_seeded in func.tags
 
 
 @cache

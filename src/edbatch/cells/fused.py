@@ -67,15 +67,19 @@ def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str
         raise TooLong(
             f"it has {len(program.ops)} ops, and kernels of more than {MAX_OPS} would be compiled for minutes"
         )
-    return inside((_LOCK, _DeepBodies()), lambda: _Fuser(body, program, reads, exact_math).emit(name))
+    return inside((_LOCK, _SameDepth()), _fuse, body, program, reads, exact_math, name)
 
 
-class _DeepBodies:
-    """A context in which texts of elements can be put together by recursion, as deep as the longest chain of ops."""
+def _fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_DEPTH))  # texts of elements are as deep as the longest chain
+    return _Fuser(body, program, reads, exact_math).emit(name)
+
+
+class _SameDepth:
+    """A context after which recursion may be as deep as before."""
 
     def __enter__(self) -> None:
         self._before = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(self._before, MAX_DEPTH))
 
     def __exit__(self, *error: Any) -> None:
         sys.setrecursionlimit(self._before)

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from edbatch.machine_code import MachineCode, digest
+from edbatch.surroundings import inside
 
 _LOCK = threading.RLock()
 _FUNCTIONS: dict[str, list[Callable[..., None]]] = {}  # by the text of their module
@@ -44,10 +45,13 @@ def compile_kernels(sources: Sequence[str], name: str) -> list[Callable[..., Non
         return []
     kernels = [source.replace("def kernel(", f"def kernel{i}(", 1) for i, source in enumerate(sources)]
     text = "\n\n".join([_HEADER, *kernels])
-    with _LOCK:
-        if text not in _FUNCTIONS:
-            _FUNCTIONS[text] = _compile(text, [_signature(source) for source in sources], name)
-        return list(_FUNCTIONS[text])
+    return inside((_LOCK,), _functions, text, [_signature(source) for source in sources], name)
+
+
+def _functions(text: str, signatures: Sequence[str], name: str) -> list[Callable[..., None]]:
+    if text not in _FUNCTIONS:
+        _FUNCTIONS[text] = _compile(text, signatures, name)
+    return list(_FUNCTIONS[text])
 
 
 def _signature(source: str) -> str:

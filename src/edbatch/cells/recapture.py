@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import Callable, Collection, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
 from edbatch.cells.capture import Captured, capture
 from edbatch.spec import Spec
+from edbatch.surroundings import Surroundings, inside
 
 T = TypeVar("T")
 
@@ -41,15 +41,12 @@ class Recapture:
 
     def around(self, call: Callable[[], T]) -> T:
         """What a call gives in these surroundings."""
-        return self.context.copy().run(self._around, call)
+        return cast(T, self.context.copy().run(inside, (Surroundings(),), self._around, call))
 
     def _around(self, call: Callable[[], T]) -> T:
-        before = torch.get_default_dtype()
-        with ExitStack() as stack:
-            stack.enter_context(torch.set_grad_enabled(self.grad))
-            for device, on, dtype in self.autocast:
-                if on or torch.is_autocast_enabled(device):
-                    stack.enter_context(torch.autocast(device, dtype, enabled=on))
-            stack.callback(torch.set_default_dtype, before)
-            torch.set_default_dtype(self.dtype)
-            return call()
+        torch._C._set_grad_enabled(self.grad)
+        torch.set_default_dtype(self.dtype)
+        for device, on, dtype in self.autocast:
+            torch.set_autocast_enabled(device, on)
+            torch.set_autocast_dtype(device, dtype)
+        return call()

@@ -9,8 +9,8 @@ kernels for it import the compiler, which takes longer than all the rest.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from edbatch.cells.fake import LARGE, LONG, scratch
 from edbatch.cells.program import Emitted
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.surroundings import Made, Surroundings, inside
 
 _ROWS = 3
 
@@ -53,11 +54,9 @@ class Verification:
     def _rehearse(self, play: Callable[[Scene], None]) -> None:
         if self._is_cheap():
             is_sure = any(0 in spec.shape for spec in self.rows)  # what has no elements suits as well as any other
-            with nullcontext() if is_sure else suppress(CaptureError), _rehearsing():
-                play(Scene("cpu"))
-                return
-        with _rehearsing():
-            play(Scene("meta"))
+            with nullcontext() if is_sure else suppress(CaptureError):
+                return _rehearsed(play, Scene("cpu"))
+        return _rehearsed(play, Scene("meta"))
 
     def _infer(self, scene: Scene, infer: Emitted) -> None:
         outs = scene.many(self.outputs)
@@ -105,12 +104,15 @@ def _compare(what: str, values: Sequence[Any], specs: Sequence[Spec], *leading: 
             raise CaptureError(f"batched, {what} would be {Spec.of(value)} instead of {(*leading, *spec.shape)}")
 
 
-@contextmanager
-def _rehearsing() -> Iterator[None]:
-    with _disable_current_modes(), torch.inference_mode(False), torch.no_grad():
-        try:
-            yield
-        except CaptureError:
-            raise
-        except Exception as error:
-            raise CaptureError(f"an op that cannot be batched ({error})") from error
+def _rehearsed(play: Callable[[Scene], None], scene: Scene) -> None:
+    try:
+        inside((Surroundings(), Made(torch._C._InferenceMode, False)), _without_modes, play, scene)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"an op that cannot be batched ({error})") from error
+
+
+def _without_modes(play: Callable[[Scene], None], scene: Scene) -> None:
+    with _disable_current_modes(), torch.no_grad():
+        play(scene)

@@ -23,6 +23,7 @@ from edbatch.frontend.signature import Parts, calling
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import REF
 from edbatch.spec import Spec
+from edbatch.surroundings import Surroundings, Undrawn, inside
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -115,16 +116,15 @@ def _kernel(
     lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
     shared = tuple(Spec.of(t) for t in parts.shared)
     alone = "it draws from a generator of its own, row by row" if parts.generators else None
-    tokens = active.set(None), plain_loop.set(True)  # a batched function in a cell is a plain loop
-    recorder.suspended, recorder.sums_grow_in = True, None
-    states = [generator.get_state() for generator in parts.generators]
+
+    def found() -> Kernel:
+        active.set(None)
+        plain_loop.set(True)  # a batched function in a cell is a plain loop
+        recorder.suspended, recorder.sums_grow_in = True, None
+        key = lasting, rows, shared, recorder.context
+        return recorder.kernels.kernel(function, rows, shared, key, target, cell, alone)
+
     try:
-        return recorder.kernels.kernel(
-            function, rows, shared, (lasting, rows, shared, recorder.context), target, cell, alone
-        )
+        return inside((Surroundings(active, plain_loop), Undrawn(*parts.generators)), found)
     finally:
-        active.reset(tokens[0])
-        plain_loop.reset(tokens[1])
         recorder.suspended, recorder.sums_grow_in = False, recorder.context
-        for generator, state in zip(parts.generators, states, strict=True):
-            generator.set_state(state)

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -30,6 +30,7 @@ from edbatch.surroundings import Surroundings, inside
 if TYPE_CHECKING:
     from edbatch.cells.compiled import CompiledCell
 
+T = TypeVar("T")
 HOOKS = "a module of the cell has hooks, which must see every call"
 WHOLE_SEQUENCE = (
     "nn.LSTM, nn.GRU and nn.RNN run a whole sequence in one call; with LSTMCell, GRUCell or RNNCell steps are batched"
@@ -177,7 +178,8 @@ def _capture(
         parameters = cell.parameters if cell is not None else ()
         grad = Context.current().grad
         make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
-        return inside((Surroundings(), _Undisturbed(cell.modules if cell is not None else ())), make)
+        undisturbed = _Undisturbed(cell.modules if cell is not None else ())
+        return inside((Surroundings(), undisturbed), lambda: undisturbed.run(make))
 
     def compiled(constant: tuple[int, ...]) -> CompiledCell:
         made = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
@@ -238,7 +240,7 @@ class _Wanting:
 
 
 class _Undisturbed:
-    """A context in which a cell is run once to learn its shapes: hooks do not see that run, and buffers are as before
+    """A context in which a cell is `run` once to learn its shapes: hooks do not see that run, and buffers are as before
     after it."""
 
     def __init__(self, modules: Sequence[nn.Module]):
@@ -248,8 +250,11 @@ class _Undisturbed:
     def __enter__(self) -> None:
         self._hooks = [dict(table) for table in self._tables]
         self._values = [buffer.clone() for buffer in self._buffers]
+
+    def run(self, function: Callable[[], T]) -> T:
         for table in self._tables:
             table.clear()
+        return function()
 
     def __exit__(self, *error: Any) -> None:
         for table, before in zip(self._tables, self._hooks, strict=True):
