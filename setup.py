@@ -6,7 +6,6 @@ setup(
     ext_modules=[
         Extension("edbatch._inside", ["src/edbatch/_inside.c"], optional=True),
         Extension("edbatch.frontend._calls", ["src/edbatch/frontend/_calls.c"], optional=True),
-        Extension("edbatch.cells._asked", ["src/edbatch/cells/_asked.c"], optional=True),
         Extension("edbatch.cells._blas", ["src/edbatch/cells/_blas.c"], optional=True),
     ]
 )

@@ -1,7 +1,7 @@
 """Calls that are interrupted somewhere, and what must be as it was afterwards.
 
-A case is a way to call the library; `Interrupted.at(k)` raises KeyboardInterrupt at the k-th line that runs in it, be
-it a line of ours, of torch or of contextlib. Such an interrupt comes also where a real one does not: between the end of
+A case is a way to call the library; `Interrupted(k)` does at the k-th line that runs in it what Ctrl-C does, be it a
+line of ours, of torch or of contextlib. Such an interrupt comes also where a real one does not: between the end of
 a `with` and its `__exit__`.
 """
 
@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -47,7 +48,7 @@ TIMEOUT = 60  # seconds, after which a thread is taken to wait for ever
 class Doubled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        assert type(x) is Tensor or torch._C._len_torch_dispatch_stack(), "a fake tensor out of another thread"
+        assert type(x) is Tensor or torch._C._len_torch_dispatch_stack(), "a fake tensor of another thread"
         return 2 * x
 
     @staticmethod
@@ -227,7 +228,7 @@ def state(trees: nn.Module) -> dict[str, Any]:
         "garbage": gc.isenabled(),
         "log": logging.getLogger("torch._subclasses.fake_tensor").disabled,
         "context": [v.get() for v in (marking.active, marking.plain_loop, hooks.applying, frozen._scope)],
-        "random": torch.get_rng_state().tolist(),
+        "random": hash(bytes(torch.get_rng_state().tolist())),
         "modules": tables,
         "buffers": [(id(b), b.tolist()) for b in trees.buffers()],
         "parameters": [(id(p), p._version) for p in trees.parameters()],
@@ -261,7 +262,7 @@ class Interrupted:
         if event == "line":
             self.lines.append((frame.f_code.co_filename, frame.f_lineno))
             if len(self.lines) == self._at + 1:
-                raise KeyboardInterrupt
+                signal.getsignal(signal.SIGINT)(signal.SIGINT, frame)  # raises KeyboardInterrupt, now or later
         return self._line
 
 

@@ -14,13 +14,15 @@ static PyObject *enter_name, *exit_name;
 
 /* ---- inside: `with` that cannot be interrupted in between */
 
-/* The error that stands for the present one: a KeyboardInterrupt that came up inside C code which did not expect any. */
+/* The error that stands for the present one: a KeyboardInterrupt that came up inside C code which did not expect any, or
+that torch's own clean-up did not survive. */
 static void uncover_interrupt(void) {
     PyObject *kind, *value, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_SystemError)) return;
+    if (!PyErr_ExceptionMatches(PyExc_SystemError) && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return;
     PyErr_Fetch(&kind, &value, &trace);
     PyErr_NormalizeException(&kind, &value, &trace);
     PyObject *cause = value == NULL ? NULL : PyException_GetCause(value);
+    if (cause == NULL && value != NULL) cause = PyException_GetContext(value);
     if (cause != NULL && PyErr_GivenExceptionMatches(cause, PyExc_KeyboardInterrupt)) {
         PyErr_SetObject((PyObject *)Py_TYPE(cause), cause);
         Py_XDECREF(kind);

@@ -9,6 +9,8 @@ function. Without a C compiler at installation an ordinary `with` does, which Ct
 
 from __future__ import annotations
 
+import signal
+import threading
 from contextvars import ContextVar
 from typing import Any
 
@@ -20,7 +22,17 @@ try:
 except ImportError:
     from edbatch.inside_in_python import Made, Scope, Stay, inside  # type: ignore[assignment]
 
-__all__ = ["Made", "Scope", "Stay", "Surroundings", "Undrawn", "functionalize", "inside", "is_functionalizing"]
+__all__ = [
+    "Made",
+    "Patience",
+    "Scope",
+    "Stay",
+    "Surroundings",
+    "Undrawn",
+    "functionalize",
+    "inside",
+    "is_functionalizing",
+]
 DEVICES = ("cpu", "cuda")
 _get_functions: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
 _set_functions: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
@@ -76,6 +88,30 @@ class Surroundings:
                 _pop_mode()
             for mode in self._dispatch_modes:
                 _push_mode(mode)
+
+
+class Patience:
+    """A context that makes Ctrl-C wait for its end, once it has begun. A second Ctrl-C does not wait."""
+
+    def __enter__(self) -> None:
+        self._handle: Any = signal.getsignal(signal.SIGINT)
+        self._waiting: int | None = None
+
+    def begin(self) -> None:
+        if callable(self._handle) and threading.current_thread() is threading.main_thread():  # where Python handles it
+            signal.signal(signal.SIGINT, self._wait)
+
+    def _wait(self, number: int, frame: Any) -> None:
+        if self._waiting is not None:
+            self._handle(number, frame)
+        self._waiting = number
+
+    def __exit__(self, *error: Any) -> None:
+        if signal.getsignal(signal.SIGINT) == self._wait:
+            signal.signal(signal.SIGINT, self._handle)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._handle(waiting, None)
 
 
 class Undrawn:

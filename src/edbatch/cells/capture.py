@@ -35,7 +35,7 @@ from edbatch.cells.record import InPlace, Recorder
 from edbatch.errors import CaptureError
 from edbatch.hooks import applying, hooked
 from edbatch.spec import Spec, is_tensor
-from edbatch.surroundings import Made, Surroundings, functionalize, inside, is_functionalizing
+from edbatch.surroundings import Made, Patience, Surroundings, functionalize, inside, is_functionalizing
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a kind is on, and how to turn it on or off
@@ -261,13 +261,20 @@ def capture(
     Raises:
         CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
     """
-    contexts = _LOCK, Surroundings(applying), Made(torch._C._InferenceMode, False), _Undisturbed(), hooked()
-    return inside(contexts, _capture, function, rows, shared, cuts, torch.is_grad_enabled())
+    patience = Patience()  # torch asks for the device of fake tensors where an interrupt would end the process
+    contexts = patience, _LOCK, Surroundings(applying), Made(torch._C._InferenceMode, False), _Undisturbed(), hooked()
+    return inside(contexts, _capture, patience, function, rows, shared, cuts, torch.is_grad_enabled())
 
 
 def _capture(
-    function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec], cuts: Collection[int] | None, grad: bool
+    patience: Patience,
+    function: Callable[..., Any],
+    rows: Sequence[Spec],
+    shared: Sequence[Spec],
+    cuts: Collection[int] | None,
+    grad: bool,
 ) -> Captured:
+    patience.begin()
     _undisturb()
     torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
     with _disable_current_modes(), torch.set_grad_enabled(grad):

@@ -21,7 +21,6 @@ from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edbatch.cells.asked import asked
 from edbatch.surroundings import Undrawn, inside
 
 aten = torch.ops.aten
@@ -57,7 +56,6 @@ class FakeMode(FakeTensorMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # the wrapper would import the compiler
 
-    @asked
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func in _PRODUCTS:

@@ -12,7 +12,6 @@ import torch
 import torch.utils._pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edbatch.cells.asked import asked
 from edbatch.cells.body import Body, Op, Val, constant
 from edbatch.cells.decompose import KEEP, decompositions
 from edbatch.errors import CaptureError
@@ -45,7 +44,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         value = self._append(kind, tensor)
         self.inputs[kind].append((value, Spec.of(tensor)))
 
-    @asked
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if func.namespace == "prim":  # questions, nearly all of them for x.device
