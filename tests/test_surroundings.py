@@ -7,7 +7,7 @@ from contextvars import ContextVar
 import pytest
 import torch
 
-from edbatch.surroundings import Stay, Surroundings, inside
+from edbatch.surroundings import Made, Scope, Stay, Surroundings, Undrawn, inside
 
 
 class Noted:
@@ -56,8 +56,15 @@ def test_an_interrupt_that_c_code_has_covered_comes_up_as_itself():
     def covered():
         raise SystemError("a function returned a result with an exception set") from KeyboardInterrupt()
 
-    with pytest.raises(KeyboardInterrupt):
-        inside((), covered)
+    def not_survived():
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("cleaning up failed")
+
+    for function in (covered, not_survived):
+        with pytest.raises(KeyboardInterrupt):
+            inside((), function)
     with pytest.raises(SystemError):
         inside((), lambda: (_ for _ in ()).throw(SystemError("another one")))
 
@@ -164,3 +171,35 @@ def test_modes_are_as_before():
     assert torch.is_autocast_cache_enabled()
     assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_what_acts_when_it_is_made_acts_inside_alone():
+    made = Made(torch._C._InferenceMode, True)
+    for _ in range(2):
+        assert not torch.is_inference_mode_enabled()
+        assert inside((made,), torch.is_inference_mode_enabled)
+    with pytest.raises(TypeError):
+        inside((Made(torch._C._InferenceMode, "yes"),), int)
+    assert not torch.is_inference_mode_enabled()
+
+
+def test_a_scope_gives_a_variable_another_value_and_ends_unless_there_is_an_error():
+    variable, ends = ContextVar("variable", default=None), []
+    value = types.SimpleNamespace(end=lambda: ends.append(variable.get()))
+    scope = Scope(variable, lambda: value, "given")
+    for _ in range(2):
+        with scope as given:
+            assert (given, variable.get()) == ("given", value)
+    assert (variable.get(), ends) == (None, [None, None])
+    with pytest.raises(ZeroDivisionError), scope:
+        _ = 1 / 0
+    assert (variable.get(), ends) == (None, [None, None])
+    with pytest.raises(ZeroDivisionError), Scope(variable, lambda: 1 / 0, None):
+        pass
+    assert variable.get() is None
+
+
+def test_numbers_drawn_inside_are_drawn_again():
+    generator = torch.Generator()
+    drawn = [inside((Undrawn(generator),), torch.rand, 3, generator=generator) for _ in range(2)]
+    assert torch.equal(*drawn)
