@@ -110,3 +110,20 @@ def test_frozen_cells_that_run_one_by_one():
         first, second = batched(X), batched(X * 2)
         gradients = [torch.autograd.grad(out.sum(), linear.weight)[0] for out in (first, second)]
     torch.testing.assert_close(gradients[1], 2 * gradients[0])
+
+
+SHARED_ALONE = {
+    "layer norm": lambda p: F.layer_norm(p, (6,)),
+    "softmax": lambda p: F.log_softmax(p, 0),
+    "running products": lambda p: p.cumprod(0),
+    "sort": lambda p: p.sort()[0],
+    "norm": lambda p: p / p.norm(),
+}
+
+
+@pytest.mark.parametrize("name", SHARED_ALONE)
+def test_the_gradient_of_what_a_cell_computes_of_a_parameter_alone_counts_all_rows(compilation, name):
+    parameter, weights = nn.Parameter(X[0].double().cos()), X[1].double()
+    of_shared = SHARED_ALONE[name]
+    edbatch.check(edbatch.cell(lambda x: x * of_shared(parameter)), X.double())
+    edbatch.check(edbatch.cell(lambda x: x + weights * of_shared(parameter)), X.double())

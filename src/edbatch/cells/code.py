@@ -104,16 +104,24 @@ def along(function: Any, place: int = 1, out: str | None = None) -> Rule:
     return rule
 
 
-def leading(function: Any, sizes: int | None = None, dim: int | None = None, fixed: tuple[int, ...] = ()) -> Rule:
+def leading(
+    function: Any,
+    sizes: int | None = None,
+    dim: int | None = None,
+    fixed: tuple[int, ...] = (),
+    dense: tuple[int, ...] = (),
+) -> Rule:
     """An op that lets further first dimensions pass; a size given at `sizes` gets B in front, a `dim` shifts.
 
-    Operands at `fixed` places must be shared.
+    Operands at `fixed` places must be shared; those at `dense` places are read as if they lay in one piece.
     """
 
     def rule(n: Names, op: Op) -> Code | None:
         if any(isinstance(op.args[p], Val) and n.is_row(op.args[p]) for p in fixed):
             return None
         args = [Text(n.every(a)) if isinstance(a, Val) and p not in fixed else a for p, a in enumerate(op.args)]
+        for p in dense:
+            args[p] = Text(f"{args[p].text}.contiguous()")
         if sizes is not None:
             args[sizes] = Text(f"({', '.join(['B', *map(str, op.args[sizes])])},)")
         if dim is not None:

@@ -162,7 +162,9 @@ RULES: dict[Any, Rule] = {
     aten.scatter_add.default: along(torch.scatter_add),
     aten.argmax.default: _arg(torch.argmax), aten.argmin.default: _arg(torch.argmin),
     aten.native_layer_norm.default: leading(torch.native_layer_norm, fixed=(2, 3)),
-    aten.native_layer_norm_backward.default: leading(aten.native_layer_norm_backward.default, fixed=(5, 6)),
+    aten.native_layer_norm_backward.default: leading(
+        aten.native_layer_norm_backward.default, fixed=(5, 6), dense=(3, 4)
+    ),
     aten.constant_pad_nd.default: leading(torch.constant_pad_nd),
     aten.tril.default: leading(torch.tril), aten.triu.default: leading(torch.triu),
     aten.select_backward.default: leading(aten.select_backward.default, sizes=1, dim=2),
