@@ -230,6 +230,13 @@ def test_buffers_written_by_a_cell_that_runs_one_by_one():
     assert model.count == 5
 
 
+def test_hooks_that_change_how_many_results_there_are_are_refused():
+    model = nn.LSTMCell(3, 3)
+    model.register_forward_hook(lambda module, args, results: results * 2)
+    with pytest.raises(edbatch.EdbatchError, match=r"gave \(Tensor, Tensor, Tensor, Tensor\) where \(Tensor, Tensor\)"):
+        edbatch.batch(lambda x: model(x)[0])(X)
+
+
 def test_hooks_of_the_model_run_for_every_example():
     class Outer(nn.Module):
         def __init__(self):

@@ -82,6 +82,11 @@ def _is_same(one: Any, other: Any) -> bool:
     return one is other or (type(one) is type(other) and bool(one == other)) or (one != one and other != other)
 
 
+def _kinds(tree: pytree.TreeSpec, leaves: Sequence[Any]) -> str:
+    """How results are put together."""
+    return str(pytree.tree_unflatten([type(leaf).__name__ for leaf in leaves], tree)).replace("'", "")
+
+
 class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
@@ -154,7 +159,13 @@ class EagerKernel:
     def call(
         self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any
     ) -> list[Tensor]:
-        leaves = pytree.tree_leaves(self._run(rows, shared[: len(shared) - len(self.bound)]))
+        leaves, tree = pytree.tree_flatten(self._run(rows, shared[: len(shared) - len(self.bound)]))
+        if tree != self._tree:
+            raise BatchError(
+                f"{self.name} runs one by one and gave {_kinds(tree, leaves)} where {_kinds(self._tree, self._leaves)} "
+                "was expected, with which its caller has gone on; neither values nor hooks of modules may change how "
+                "many results there are"
+            )
         values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._check_constants(leaves)
         with torch.no_grad(), torch._C.DisableTorchFunction():  # some views may no longer be asked for their gradient
