@@ -17,7 +17,7 @@ import os
 import traceback
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, compress
 from typing import Any
 
 import numpy as np
@@ -200,8 +200,12 @@ class Pipeline:
         self, execution: Execution, results: Results, gathered: list[Tensor], watch: Stopwatch
     ) -> list[Tensor]:
         """Give the results a grad_fn that leads to everything they depend on."""
-        recorded = execution.plan.recording
-        tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
+        recorded, needs = execution.plan.recording, execution.needs
+        assert needs is not None
+        is_reached = [any(outs) for outs in needs.outs]
+        reached = compress(recorded.node_types, is_reached)
+        tensors = [t for node_type in reached for t in node_type.shared]
+        tensors += needs.reached_outside(recorded, is_reached, results.groups)
         if self.root is not None and is_distributed():
             tensors += parameters_of(modules_of([self.root]))
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())

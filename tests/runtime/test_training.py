@@ -304,3 +304,38 @@ def test_plain_functions_have_no_parameters_but_train():
     assert list(batched.parameters()) == []
     batched(torch.ones(3, 2)).sum().backward()
     assert weight.grad.tolist() == [3.0, 3.0]
+
+
+def test_what_no_result_depends_on_has_no_gradient_and_its_hooks_are_not_called():
+    seen = []
+    used, unused = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    unused.register_hook(seen.append)
+
+    def model(x, y):
+        torch.tanh(y) * 2 + unused
+        return torch.sin(x) * used
+
+    columns = [torch.ones(3, requires_grad=True)], [torch.ones(3, requires_grad=True)]
+    edbatch.batch(model)(*columns).sum().backward()
+    assert columns[0][0].grad is not None
+    assert columns[1][0].grad is None
+    assert unused.grad is None
+    assert not seen
+
+
+def test_tensors_that_only_parts_without_gradient_lead_to_have_none():
+    columns = [torch.ones(3, requires_grad=True) for _ in range(2)], [torch.ones(3, requires_grad=True)] * 2
+    one, other = edbatch.batch(lambda x, y: (torch.sin(x), torch.cos(y)))(*columns)
+    one.sum().backward(retain_graph=True)
+    assert columns[1][0].grad is None
+    other.sum().backward()
+    assert columns[1][0].grad is not None
+
+
+def test_hooks_of_parameters_that_the_loss_does_not_reach_see_zeros():
+    seen = []
+    parameters = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(3))
+    parameters[1].register_hook(lambda gradient: seen.append(gradient.clone()) or gradient * 2)
+    one, _ = edbatch.batch(lambda x: (x * parameters[0], torch.tanh(x + parameters[1])))([torch.ones(3)])
+    one.sum().backward()
+    assert [gradient.tolist() for gradient in seen] == [[0.0, 0.0, 0.0]]

@@ -221,6 +221,21 @@ def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
 
 
 @kernel
+def read_from_outside(types, args, slot_starts, slot_kinds, is_asked, num_outside):
+    """Which inputs from outside are read by slots that are asked about."""
+    is_read = np.zeros(num_outside, np.bool_)
+    at = 0
+    for n in range(len(types)):
+        for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
+            first, at = entries(slot_kinds[s], args, at)
+            if is_asked[s] and slot_kinds[s] != DATA:
+                for k in range(first, at):
+                    if args[k] < 0:
+                        is_read[-1 - args[k]] = True
+    return is_read
+
+
+@kernel
 def rows_of(refs, types, output_starts, output_per_row, position, row_position, base, outside_row):
     """The first arena row of each reference."""
     rows = np.empty(len(refs), np.int64)

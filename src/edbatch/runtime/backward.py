@@ -52,8 +52,9 @@ class BatchedFunction(torch.autograd.Function):
         with ctx.watch("backward"):
             total = inside((Made(torch._C._DisableAutocast),), backward, execution, ctx.groups, grads)
         gradients = [total.get(i) for i in ctx.ids]
-        if is_distributed():
-            gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients, strict=True)]
+        for i, tensor in enumerate(inputs):
+            if gradients[i] is None and (tensor._backward_hooks or is_distributed()):  # hooks expect a tensor
+                gradients[i] = torch.zeros_like(tensor)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             execution.lease.release()
         return None, None, None, None, *gradients
@@ -84,7 +85,8 @@ def backward(execution: Execution, groups: list[Group], grads: Sequence[Tensor |
         if run is not None:
             run(batch)
     total = _finish(execution, arenas, deferred, sums, is_reached)
-    _outside_gradients(execution, arenas, total)
+    given = [group for group, gradient in zip(groups, grads, strict=True) if gradient is not None]
+    _outside_gradients(execution, arenas, total, is_reached, given)
     lease.release()
     return total
 
@@ -253,11 +255,21 @@ def _finish(
     return total
 
 
-def _outside_gradients(execution: Execution, arenas: list[Tensor | None], total: dict[int, Tensor]) -> None:
-    recording = execution.plan.recording
+def _outside_gradients(
+    execution: Execution,
+    arenas: list[Tensor | None],
+    total: dict[int, Tensor],
+    is_reached: list[bool],
+    groups: list[Group],
+) -> None:
+    """The gradients of tensors from outside, by identity; none where nothing that is reached reads one."""
+    recording, needs = execution.plan.recording, execution.needs
+    assert needs is not None
+    is_wanted = [on and any(outs) for on, outs in zip(is_reached, needs.outs, strict=True)]
+    reached = set(map(id, needs.reached_outside(recording, is_wanted, groups)))
     rows = recording.outside_rows[1].tolist()
     for tensor, spec, row in zip(recording.outside, recording.outside_specs, rows, strict=True):
-        arena = arenas[recording.arena_of[spec]] if tensor.requires_grad else None
+        arena = arenas[recording.arena_of[spec]] if id(tensor) in reached else None
         if arena is not None:
             known = total.get(id(tensor))
             total[id(tensor)] = arena[row].clone() if known is None else known + arena[row]

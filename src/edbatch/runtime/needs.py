@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from edbatch.cells.kernel import Kernel, Mask
 from edbatch.frontend.recording import Recording
+from edbatch.frontend.results import Group
 from edbatch.frontend.type_set import NodeType
 from edbatch.planning.layout import SlotTable
 
@@ -36,6 +38,28 @@ class Needs:
         slots = np.array([need for rows in self.rows for need in rows], dtype=np.bool_)
         found = reached_outputs(table, self.by_output, self.differentiable, slots, results)
         return [bool(found[a:b].any()) for a, b in pairwise(table.output_starts.tolist())]
+
+    def reached_outside(
+        self, recording: Recording, is_reached: Sequence[bool], groups: Iterable[Group]
+    ) -> list[Tensor]:
+        """The tensors from outside that gradients flow to, through types that are reached, or as results themselves."""
+        from edbatch.planning.layout_kernels import read_from_outside
+
+        if not any(t.requires_grad for t in recording.outside):
+            return []
+        asked = [need and reached for rows, reached in zip(self.rows, is_reached, strict=True) for need in rows]
+        table = recording.table
+        is_read = read_from_outside(
+            recording.types,
+            recording.args,
+            table.starts,
+            table.kinds,
+            np.array(asked, np.bool_),
+            len(recording.outside),
+        )
+        for group in groups:
+            is_read[-1 - group.refs[group.refs < 0]] = True
+        return [t for t, read in zip(recording.outside, is_read.tolist(), strict=True) if read and t.requires_grad]
 
 
 def find_needs(recording: Recording, results: Bools) -> Needs:
