@@ -126,3 +126,43 @@ def test_torch_stack_is_as_before_for_tensors_and_other_threads():
     torch.testing.assert_close(batched(torch.ones(2, 3)), torch.full((2, 3), 12.0))
     assert [s.shape for s in seen] == [(2, 2)] * 2
     assert torch.stack is original
+
+
+BESIDE_NUMBERS = {
+    "where": lambda x: torch.where(x > 0, x, 0.0),
+    "where, turned round": lambda x: torch.where(x > 0, 1.0, x),
+    "pow": lambda x: torch.pow(x, 2) + torch.pow(2, x),
+    "isin": lambda x: torch.isin(x, 1),
+    "add": lambda x: torch.add(1, x) + torch.result_type(x, 1).itemsize,
+}
+
+
+@pytest.mark.parametrize("name", BESIDE_NUMBERS)
+def test_torch_does_not_take_lazy_values_for_the_memory_of_tensors(name):
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    torch.testing.assert_close(edbatch.batch(BESIDE_NUMBERS[name])(x), torch.stack(list(map(BESIDE_NUMBERS[name], x))))
+
+
+@pytest.mark.parametrize("misuse", [
+    lambda x: torch.full((3,), x.sum()),
+    lambda x: torch.ones(3).add(1, alpha=x.sum()),
+    lambda x: torch.clamp(x, x, 1.0),
+])  # fmt: skip
+def test_a_lazy_value_in_the_place_of_a_number_is_an_error(misuse):
+    with pytest.raises(TypeError, match=r"Number, not|invalid combination"):
+        edbatch.batch(misuse)(torch.ones(2, 3))
+
+
+def test_lazy_values_are_tensors_to_isinstance():
+    def function(x):
+        values = x * 2, x + x, torch.stack([x, x * 2]), x > 0
+        for value in values:
+            assert isinstance(value, torch.Tensor)
+            assert isinstance(value, int | torch.Tensor)
+            assert isinstance(value, (str, torch.Tensor))
+            assert not isinstance(value, nn.Parameter)
+            assert not isinstance(value, int | str)
+            assert torch.is_tensor(value)
+        return values[0]
+
+    edbatch.batch(function)(torch.ones(2, 3))
