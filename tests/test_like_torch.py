@@ -392,3 +392,22 @@ def test_forward_mode_and_transforms_around_a_batched_function():
         torch.testing.assert_close(batched(X), (X * weight).sum(1))
         assert forward_ad.unpack_dual(batched.one_by_one(dual)).tangent is not None
     torch.testing.assert_close(torch.func.grad(lambda x: batched.one_by_one(x).sum())(X), weight.expand(4, 6))
+
+
+# ---- parameters that are written while the model runs
+
+
+@pytest.mark.parametrize("mark", [
+    lambda table: lambda i: table(torch.tensor(i)) * 2,
+    lambda table: edbatch.cell(lambda i: table(i) * 2),
+    lambda table: lambda i: F.embedding(torch.tensor(i), table.weight, max_norm=0.5) * 2,
+])  # fmt: skip
+def test_an_embedding_with_max_norm_scales_the_rows_that_are_looked_up(mark):
+    tables = [nn.Embedding(5, 3, max_norm=0.5, _weight=torch.linspace(-2, 2, 15).view(5, 3)) for _ in range(2)]
+    expected = torch.stack([tables[0](torch.tensor(i)) * 2 for i in (3, 1)])
+    result = edbatch.batch(mark(tables[1]))([3, 1])
+    torch.testing.assert_close(result, expected)
+    torch.testing.assert_close(tables[1].weight, tables[0].weight)
+    expected.sum().backward()
+    result.sum().backward()
+    torch.testing.assert_close(tables[1].weight.grad, tables[0].weight.grad)

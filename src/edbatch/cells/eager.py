@@ -36,8 +36,32 @@ class _Touched(TorchFunctionMode):
             self.written[id(args[0])] = args[0]
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad and not _is_wrapped(leaf):
-                self.tensors[id(leaf)] = leaf
+                self.touch(leaf)
         return func(*args, **(kwargs or {}))
+
+    def touch(self, tensor: Tensor) -> None:
+        self.tensors[id(tensor)] = tensor
+
+
+class _Rehearsal(_Touched):
+    """What is written into them meanwhile, as an embedding with `max_norm` does, is taken back at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[int, tuple[Tensor, int]] = {}
+
+    def touch(self, tensor: Tensor) -> None:
+        if id(tensor) not in self.tensors:
+            with torch._C.DisableTorchFunction():  # else a recorder would see it
+                self._before[id(tensor)] = tensor.detach().clone(), tensor._version
+        super().touch(tensor)
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for i, (value, version) in self._before.items():
+                if self.tensors[i]._version != version:
+                    self.tensors[i].copy_(value)
 
 
 @dataclass
@@ -129,12 +153,12 @@ class EagerKernel:
 
     def _rehearse(
         self, rows: tuple[Spec, ...], shared: tuple[Spec, ...], lead: tuple[int, ...]
-    ) -> tuple[list[Tensor], Any, _Touched]:
+    ) -> tuple[list[Tensor], Any, _Rehearsal]:
         """Arguments, what a call with them gives, and the tensors that it touches beside them."""
         torch.default_generator.manual_seed(0)
         given = [_given(_example(spec, lead), self.grad) for spec in rows]
         others = [_example(spec, ()) for spec in shared]
-        with torch.set_grad_enabled(self.grad), _Touched() as touched:
+        with torch.set_grad_enabled(self.grad), _Rehearsal() as touched:
             return given, self._run(given, others), touched
 
     def unflatten(self, values: Sequence[Any]) -> Any:
