@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 import edbatch
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a leaf, which is 1 at least
-COARSE = 5e-2  # 16-bit floats, and what autocast computes in them
+COARSE = 5e-2  # 16-bit floats, and what autocast computes in them; settings say what a program computes in
 NUDGE = {torch.float64: 1e-13, torch.float32: 1e-6}  # of inputs: what changes more than that is not compared
 FAILURES = ("wrong", "error")
 
@@ -101,8 +101,14 @@ def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
 
 
 def _needs_grad(leaf: Any) -> bool:
-    """Whether gradients flow from a result. Of views made under no_grad torch says so, but they are ends."""
-    return isinstance(leaf, Tensor) and leaf.requires_grad and not (leaf.is_leaf and leaf._base is not None)
+    """Whether gradients flow from a result to anything. Of views made under no_grad, and of what is computed from them,
+    torch says so, but they are ends."""
+    if not isinstance(leaf, Tensor) or not leaf.requires_grad or leaf.grad_fn is None:
+        return isinstance(leaf, Tensor) and leaf.requires_grad and leaf._base is None
+    nodes = [leaf.grad_fn]
+    for node in nodes:  # it grows
+        nodes += [n for n, _ in node.next_functions if n is not None and n not in nodes]
+    return any(hasattr(node, "variable") for node in nodes)
 
 
 def _compare_call(side: Any, batched: Any, call: int, expected: Any, settings: dict[str, Any]) -> None:
@@ -249,7 +255,8 @@ def _compare_leaf(name: str, ours: Any, theirs: Any, settings: dict[str, Any], i
     _same(facts[0] == facts[1], f"shape and dtype of {name}", *facts)
     if not theirs.is_floating_point():
         return _same(torch.equal(ours, theirs), name, ours, theirs)
-    tolerance = COARSE if settings["coarse"] else TOLERANCE.get(theirs.dtype, COARSE)
+    computed = torch.float32 if settings["single"] and theirs.dtype == torch.float64 else theirs.dtype
+    tolerance = COARSE if settings["coarse"] else TOLERANCE.get(computed, COARSE)
     a, b = ours.detach().double(), theirs.double()
     if is_gradient and not settings["strict"]:  # where the loss does not reach, zero times infinity
         a = torch.where(a.isnan(), b, a)

@@ -145,10 +145,11 @@ def code_of(program: Program) -> str:
     options = dict(program.options)
     stack = options.get("stack", "True")
     coarse = any(word in str(program) for word in ("autocast", "bfloat16", "float16", "half()"))
+    is_single = program.dtype == "float32" or any(word in str(program) for word in ("float32", ".float()"))
     settings = (
         f"dict(dtype=torch.{program.dtype}, calls={len(program.changes)}, loss={program.loss!r}, "
         f"threads={program.threads}, stack={stack}, strict={is_strict(program)}, "
-        f"precise={is_precise(program)}, coarse={coarse})"
+        f"precise={is_precise(program)}, coarse={coarse}, single={is_single})"
     )
     lines = [*_make(program)]
     parts = [PRELUDE[name].strip("\n") + "\n\n" for name in program.prelude]

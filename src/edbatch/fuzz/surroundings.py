@@ -7,35 +7,9 @@ from __future__ import annotations
 
 # What is switched off, features and parts of rows, with what happens now.
 EXCLUDED: dict[str, str] = {
-    "rebinding": "documented: `x += y` on a lazy value rebinds x, other names of it keep the old value",
     "hardsigmoid": "torch's own derivative is off by 1e-8 where it is vectorised",
-    "inplace=True": "writes of modules and functions to lazy values are lost, or torch's error about leaves is raised",
-    "in place": "some writes to lazy values are torch's errors",
-    "int and list": "x[[0, 1], 2] on a lazy value is torch's error about data that is not allocated",
-    "requires_grad_": "of lazy values: ignored, or torch's error about leaves",
-    "rounding": "floor, round, sign, … in cells lose requires_grad",
-    "heaviside": "no derivative, raised although none is asked for",
-    "floor_divide": "no derivative, raised although none is asked for",
-    " // ": "no derivative, raised although none is asked for",
-    " % (": "no derivative of a number modulo a lazy value, raised although none is asked for",
-    ".scatter(0": "an index shorter than the source has no derivative, raised although none is asked for",
-    ".data": "of lazy values in cells: gradients flow through it",
-    "max_norm": "all rows of the embedding are scaled, not only those that were looked up",
-    "hooks": "hooks of lazy values are ignored, or torch's error is raised",
-    "checkpoints": "torch's error about the number of saved tensors",
     "shared writes": "tensors that examples share, written in place after a use with lazy values: the write is lost",
-    "masks": "what reads a masked lazy value is captured with no element left, and torch's error is raised",
-    "smooth_l1_loss": "of nothing: ZeroDivisionError",
-    "{p}.register_hook": "hooks of parameters that the loss does not reach are called with None",
-    "no_grad()": "what is the same as an input loses requires_grad; views need gradients in torch, but are ends",
-    "grad_enabled(": "the same",
-    "cummin(": "of nothing: requires_grad is lost",
-    "cummax(": "the same",
-    "torch.stack([{f}": "of nothing: what is then typed by the length is an error of reshape",
-    "F.layer_norm(": "of a parameter alone in a cell: its gradient is that of one example of the batch",
-    "gaussian_nll_loss": "the gradient of its variance is wrong: it writes in place under no_grad",
-    ".median()": "of nothing: an error of median",
-    "inference": "inference_mode inside of the model, with enable_grad in it, needs gradients",
+    "checkpoints": "of parameters alone: torch's error about the number of saved tensors",
 }
 
 # A constructor, and how the module is called.
