@@ -237,3 +237,32 @@ def test_sampling_from_generators():
     without = edbatch.batch(lambda p: torch.multinomial(p, 2))(probabilities)
     assert without.shape == (4, 2)
     assert (without[:, 0] != without[:, 1]).all()
+
+
+def keeps_first(x):
+    if x[0] > 0:  # no fixed graph: it runs one by one
+        x = x * 2
+    return x.cumsum(0)
+
+
+def doubles_some(x):
+    if x[0] > 2:
+        x.mul_(2)
+    return x * 1
+
+
+def test_cells_that_run_one_by_one_in_inference_mode():
+    x = torch.linspace(-1, 1, 6).view(2, 3)
+    cell, rnn = edbatch.cell(keeps_first), nn.GRU(3, 3)
+
+    def model(x):
+        with torch.inference_mode():
+            inner = cell(x)
+        return cell(inner), rnn(x[None])[0]
+
+    expected = [torch.stack(list(column)) for column in zip(*map(model, x), strict=True)]
+    with torch.inference_mode():
+        torch.testing.assert_close(edbatch.batch(model)(x), tuple(expected))
+    torch.testing.assert_close(edbatch.batch(model)(x), tuple(expected))
+    with torch.inference_mode(), pytest.raises(edbatch.EdbatchError, match="writes one of its arguments in place"):
+        edbatch.batch(edbatch.cell(doubles_some))(x + 2)

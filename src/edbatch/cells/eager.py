@@ -111,6 +111,18 @@ def _kinds(tree: pytree.TreeSpec, leaves: Sequence[Any]) -> str:
     return str(pytree.tree_unflatten([type(leaf).__name__ for leaf in leaves], tree)).replace("'", "")
 
 
+def _state(tensor: Tensor) -> tuple[torch.Size, int | Tensor]:
+    """What a write changes: the version, which tensors made in inference mode do not have, or else the values."""
+    return tensor.shape, tensor.clone() if tensor.is_inference() else tensor._version
+
+
+def _is_untouched(tensor: Tensor, before: tuple[torch.Size, int | Tensor]) -> bool:
+    shape, state = before
+    if tensor.shape != shape or not isinstance(state, Tensor):
+        return tensor.shape == shape and tensor._version == state
+    return bool(((tensor == state) | (tensor != tensor)).all())
+
+
 class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
@@ -203,9 +215,9 @@ class EagerKernel:
         return values
 
     def _run(self, rows: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
-        before = [(t._version, t.shape) for t in rows]
+        before = list(map(_state, rows))
         result = self.function(*rows, *shared)
-        if any((t._version, t.shape) != old for t, old in zip(rows, before, strict=True)):
+        if not all(map(_is_untouched, rows, before)):
             raise InPlaceError(
                 f"{self.name} runs one by one and writes one of its arguments in place, which its caller would not "
                 "see; let it compute a new value and return that"

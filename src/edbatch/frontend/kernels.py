@@ -25,7 +25,7 @@ from edbatch.frontend.type_set import NodeType
 from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
 from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.spec import Spec
-from edbatch.surroundings import Surroundings, inside
+from edbatch.surroundings import Made, Surroundings, inside
 
 if TYPE_CHECKING:
     from edbatch.cells.compiled import CompiledCell
@@ -179,7 +179,8 @@ def _capture(
         grad = Context.current().grad
         make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
         undisturbed = _Undisturbed(cell.modules if cell is not None else ())
-        return inside((Surroundings(), undisturbed), lambda: undisturbed.run(make))
+        contexts = Surroundings(), Made(torch._C._InferenceMode, False), undisturbed
+        return inside(contexts, lambda: undisturbed.run(make))
 
     def compiled(constant: tuple[int, ...]) -> CompiledCell:
         made = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
