@@ -266,3 +266,21 @@ def test_cells_that_run_one_by_one_in_inference_mode():
     torch.testing.assert_close(edbatch.batch(model)(x), tuple(expected))
     with torch.inference_mode(), pytest.raises(edbatch.EdbatchError, match="writes one of its arguments in place"):
         edbatch.batch(edbatch.cell(doubles_some))(x + 2)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_cells_that_run_one_by_one_do_so_under_autocast(inside):
+    rnn, linear = nn.GRU(3, 3), nn.Linear(3, 3)
+    linear.register_forward_pre_hook(lambda module, inputs: tuple(x * 2 for x in inputs))
+    x = torch.linspace(-1, 1, 18).view(2, 3, 3)
+
+    def computes(x):
+        return rnn(x)[0], linear(x), rnn(x @ x)[0], linear(x @ x)
+
+    def model(x):
+        with torch.autocast("cpu", torch.bfloat16, enabled=inside or torch.is_autocast_enabled("cpu")):
+            return computes(x)
+
+    with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
+        expected = tuple(map(torch.stack, zip(*map(model, x), strict=True)))
+        torch.testing.assert_close(edbatch.batch(model)(x), expected, rtol=0, atol=0)

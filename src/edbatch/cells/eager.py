@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 
 from edbatch.cells.in_place import is_in_place
 from edbatch.cells.kernel import Mask, Take
+from edbatch.cells.modes import Modes
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import Spec
 from edbatch.surroundings import Undrawn, inside
@@ -145,6 +146,7 @@ class EagerKernel:
         self.name = name
         self.reason = reason
         self.grad = grad
+        self._modes = Modes.current()  # a mini-batch runs outside of them
         self._num_rows = len(rows)
         lead = () if reason is not None else (2,)
         given, result, touched = inside((Undrawn(torch.default_generator),), self._rehearse, rows, shared, lead)
@@ -216,7 +218,7 @@ class EagerKernel:
 
     def _run(self, rows: Sequence[Tensor], shared: Sequence[Tensor]) -> Any:
         before = list(map(_state, rows))
-        result = self.function(*rows, *shared)
+        result = self._modes.around(lambda: self.function(*rows, *shared))
         if not all(map(_is_untouched, rows, before)):
             raise InPlaceError(
                 f"{self.name} runs one by one and writes one of its arguments in place, which its caller would not "

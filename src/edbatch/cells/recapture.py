@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from edbatch.cells.capture import Captured, capture
+from edbatch.cells.modes import Modes
 from edbatch.spec import Spec
 from edbatch.surroundings import Surroundings, inside
 
@@ -24,17 +25,13 @@ class Recapture:
     rows: tuple[Spec, ...]
     shared: tuple[Spec, ...]
     grad: bool
-    dtype: torch.dtype
-    autocast: tuple[tuple[str, bool, torch.dtype], ...]
+    modes: Modes
     context: contextvars.Context = field(repr=False)
 
     @staticmethod
     def of(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Recapture:
-        autocast = tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))
-        return Recapture(
-            function, tuple(rows), tuple(shared), torch.is_grad_enabled(), torch.get_default_dtype(), autocast,
-            contextvars.copy_context(),
-        )  # fmt: skip
+        context = contextvars.copy_context()
+        return Recapture(function, tuple(rows), tuple(shared), torch.is_grad_enabled(), Modes.current(), context)
 
     def __call__(self, cuts: Collection[int]) -> Captured:
         return self.around(lambda: capture(self.function, self.rows, self.shared, cuts))
@@ -45,8 +42,4 @@ class Recapture:
 
     def _around(self, call: Callable[[], T]) -> T:
         torch._C._set_grad_enabled(self.grad)
-        torch.set_default_dtype(self.dtype)
-        for device, on, dtype in self.autocast:
-            torch.set_autocast_enabled(device, on)
-            torch.set_autocast_dtype(device, dtype)
-        return call()
+        return self.modes.around(call)
