@@ -127,3 +127,13 @@ def test_the_gradient_of_what_a_cell_computes_of_a_parameter_alone_counts_all_ro
     of_shared = SHARED_ALONE[name]
     edbatch.check(edbatch.cell(lambda x: x * of_shared(parameter)), X.double())
     edbatch.check(edbatch.cell(lambda x: x + weights * of_shared(parameter)), X.double())
+
+
+@pytest.mark.parametrize("function", [torch.ceil, torch.floor, torch.round, torch.trunc, torch.sign])
+def test_steps_are_batched_though_their_gradients_are_the_same_for_all_rows(compilation, function):
+    parameter, x = nn.Parameter(X[0].double()), X.double().requires_grad_()
+    for cell in (edbatch.cell(lambda x: function(x) * parameter), edbatch.cell(function)):
+        batched = edbatch.batch(cell)
+        assert batched(x).requires_grad
+        assert not any(t.runs_alone for t in batched.stats.types)
+        edbatch.check(cell, x)

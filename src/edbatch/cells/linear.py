@@ -230,10 +230,10 @@ def _put(draft: Draft, op: Op) -> tuple[Op, Any] | None:
     shapes = {draft.spec(i).shape for i in indices}
     rest = draft.spec(target).shape[len(indices) :]
     fits = len(shapes) == 1 and draft.spec(values).shape == (*next(iter(shapes)), *rest)
-    return (Op(PUT, (target, indices, values), (), op.spec), _keep) if fits and _is_zero(draft, target) else None
+    return (Op(PUT, (target, indices, values), (), op.spec), _keep) if fits and is_zero(draft, target) else None
 
 
-def _is_zero(draft: Draft, value: Val) -> bool:
+def is_zero(draft: Draft, value: Val) -> bool:
     op = draft.op(value)
     return op is not None and op.target is aten.full.default and op.args[1] == 0
 

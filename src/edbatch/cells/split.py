@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from edbatch.cells.body import Body, Draft, Val, live_values
-from edbatch.cells.linear import EMBED, SPARSE, Summing, without_tangents
+from edbatch.cells.linear import EMBED, SPARSE, Summing, is_zero, without_tangents
 from edbatch.cells.program import Place, Program
 from edbatch.cells.rules import VIEWS
 from edbatch.cells.stack_sums import stack_sums
@@ -71,6 +71,7 @@ def split(
     absent = {t.index for t, need in zip(body.tangent_of, need_outs, strict=True) if t is not None and not need}
     now = without_tangents(draft, body, absent)
     row_grads = [now[g.index] if g is not None and n else None for g, n in zip(body.row_grads, need_rows, strict=True)]
+    row_grads = [None if g is None or is_zero(draft, g) else g for g in row_grads]  # nothing to add, as for ceil
     shared_grads = [
         now[g.index] if g is not None and n else None for g, n in zip(body.shared_grads, need_shared, strict=True)
     ]
