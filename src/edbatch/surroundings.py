@@ -32,10 +32,12 @@ __all__ = [
     "functionalize",
     "inside",
     "is_functionalizing",
+    "undrawn",
 ]
 DEVICES = ("cpu", "cuda")
 _get_functions: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
 _set_functions: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
+_DRAWING = threading.RLock()
 FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
@@ -126,6 +128,11 @@ class Undrawn:
     def __exit__(self, *error: Any) -> None:
         for generator, state in zip(self._generators, self._states, strict=True):
             generator.set_state(state)
+
+
+def undrawn() -> tuple[Any, ...]:
+    """Contexts after which torch's own generator is as before; it is one for all threads."""
+    return _DRAWING, Undrawn(torch.default_generator)
 
 
 def _autocast() -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 import resource
 import subprocess
 import sys
+import threading
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch._subclasses.fake_tensor import (
 from torch.nn import functional as F
 
 from edbatch.cells.compiled import compile_cell
+from edbatch.cells.eager import EagerKernel
 from edbatch.cells.fake import FakeMode, scratch
 from edbatch.spec import Spec
 
@@ -172,3 +174,19 @@ print([name for name in ("torch._dynamo", "sympy") if name in sys.modules])
 def test_the_first_call_imports_no_compiler():
     done = subprocess.run([sys.executable, "-c", FIRST_CALL], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]", done.stdout
+
+
+def test_threads_that_rehearse_at_once_leave_the_generator_alone():
+    rows = (Spec((3,), torch.float32, torch.device("cpu")),)
+
+    def rehearse():
+        for _ in range(50):
+            EagerKernel(torch.rand_like, rows, (), name="", parameters=(), reason="alone", grad=False)
+
+    before = torch.get_rng_state()
+    threads = [threading.Thread(target=rehearse) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert torch.equal(before, torch.get_rng_state())

@@ -19,7 +19,7 @@ from edbatch.cells.kernel import Mask, Take
 from edbatch.cells.modes import Modes
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import Spec
-from edbatch.surroundings import Undrawn, inside
+from edbatch.surroundings import inside, undrawn
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
 
@@ -73,12 +73,14 @@ class _Calls:
     graphs: list[list[tuple[list[Tensor], list[Tensor]]]] = field(default_factory=list)
 
 
-def _example(spec: Spec, lead: tuple[int, ...]) -> Tensor:
+def _example(spec: Spec, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
     """Something to run a cell on while no value exists yet. Positive.
 
     Probabilities must be, and loops from 0 might not end.
     """
-    return spec.empty(*lead).uniform_(0.1, 1.0) if spec.is_float else spec.empty(*lead).zero_()
+    if not spec.is_float:
+        return spec.empty(*lead).zero_()
+    return torch.empty((*lead, *spec.shape), dtype=spec.dtype).uniform_(0.1, 1.0, generator=generator).to(spec.device)
 
 
 def _given(tensor: Tensor, needs_grad: bool) -> Tensor:
@@ -149,7 +151,7 @@ class EagerKernel:
         self._modes = Modes.current()  # a mini-batch runs outside of them
         self._num_rows = len(rows)
         lead = () if reason is not None else (2,)
-        given, result, touched = inside((Undrawn(torch.default_generator),), self._rehearse, rows, shared, lead)
+        given, result, touched = inside(undrawn(), self._rehearse, rows, shared, lead)
         leaves, self._tree = pytree.tree_flatten(result)
         self._operands = tuple(_place(leaf, given) for leaf in leaves if isinstance(leaf, Tensor))
         self._leaves = leaves
@@ -169,9 +171,9 @@ class EagerKernel:
         self, rows: tuple[Spec, ...], shared: tuple[Spec, ...], lead: tuple[int, ...]
     ) -> tuple[list[Tensor], Any, _Rehearsal]:
         """Arguments, what a call with them gives, and the tensors that it touches beside them."""
-        torch.default_generator.manual_seed(0)
-        given = [_given(_example(spec, lead), self.grad) for spec in rows]
-        others = [_example(spec, ()) for spec in shared]
+        generator = torch.Generator().manual_seed(0)  # torch's own is one for all threads
+        given = [_given(_example(spec, lead, generator), self.grad) for spec in rows]
+        others = [_example(spec, (), generator) for spec in shared]
         with torch.set_grad_enabled(self.grad), _Rehearsal() as touched:
             return given, self._run(given, others), touched
 

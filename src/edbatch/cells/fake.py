@@ -21,7 +21,7 @@ from torch._subclasses.fake_impls import op_implementations_checks
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from edbatch.surroundings import Undrawn, inside
+from edbatch.surroundings import inside, undrawn
 
 aten = torch.ops.aten
 _CPU, _META = torch.device("cpu"), torch.device("meta")
@@ -91,7 +91,7 @@ class FakeMode(FakeTensorMode):
                 return pytree.tree_map_only(torch.Tensor, self._fake, result)
             if self._can_run(func, args, kwargs):
                 args, kwargs = pytree.tree_map_only(torch.Tensor, scratch, (args, kwargs))
-                result = inside((Undrawn(torch.default_generator),) if _draws(func) else (), func, *args, **kwargs)
+                result = inside(undrawn() if _draws(func) else (), func, *args, **kwargs)
                 leaves = pytree.tree_leaves(result)
                 self.is_large |= any(t.numel() >= LONG for t in leaves if isinstance(t, torch.Tensor))
                 if all(value is None or isinstance(value, torch.Tensor) for value in leaves):
