@@ -56,13 +56,19 @@ def test_an_interrupt_that_c_code_has_covered_comes_up_as_itself():
     def covered():
         raise SystemError("a function returned a result with an exception set") from KeyboardInterrupt()
 
+    def covered_twice():
+        try:
+            covered()
+        except SystemError as error:
+            raise SystemError("once more") from error
+
     def not_survived():
         try:
             raise KeyboardInterrupt
         finally:
             raise RuntimeError("cleaning up failed")
 
-    for function in (covered, not_survived):
+    for function in (covered, covered_twice, not_survived):
         with pytest.raises(KeyboardInterrupt):
             inside((), function)
     with pytest.raises(SystemError):

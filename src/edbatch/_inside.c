@@ -14,6 +14,11 @@ static PyObject *enter_name, *exit_name;
 
 /* ---- inside: `with` that cannot be interrupted in between */
 
+static PyObject *behind(PyObject *error) {
+    PyObject *cause = PyException_GetCause(error);
+    return cause != NULL ? cause : PyException_GetContext(error);
+}
+
 /* The error that stands for the present one: a KeyboardInterrupt that came up inside C code which did not expect any, or
 that torch's own clean-up did not survive. */
 static void uncover_interrupt(void) {
@@ -21,8 +26,9 @@ static void uncover_interrupt(void) {
     if (!PyErr_ExceptionMatches(PyExc_SystemError) && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return;
     PyErr_Fetch(&kind, &value, &trace);
     PyErr_NormalizeException(&kind, &value, &trace);
-    PyObject *cause = value == NULL ? NULL : PyException_GetCause(value);
-    if (cause == NULL && value != NULL) cause = PyException_GetContext(value);
+    PyObject *cause = value == NULL ? NULL : behind(value);
+    for (int i = 0; i < TRIES && cause != NULL && !PyErr_GivenExceptionMatches(cause, PyExc_KeyboardInterrupt); i++)
+        Py_SETREF(cause, behind(cause)); /* C code that goes on after an error meets it again and again */
     if (cause != NULL && PyErr_GivenExceptionMatches(cause, PyExc_KeyboardInterrupt)) {
         PyErr_SetObject((PyObject *)Py_TYPE(cause), cause);
         Py_XDECREF(kind);

@@ -4,6 +4,7 @@ import resource
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import torch
@@ -179,9 +180,13 @@ def test_the_first_call_imports_no_compiler():
 def test_threads_that_rehearse_at_once_leave_the_generator_alone():
     rows = (Spec((3,), torch.float32, torch.device("cpu")),)
 
+    def draw(x):
+        time.sleep(0.002)  # where another thread may begin
+        return torch.rand_like(x)
+
     def rehearse():
-        for _ in range(50):
-            EagerKernel(torch.rand_like, rows, (), name="", parameters=(), reason="alone", grad=False)
+        for _ in range(10):
+            EagerKernel(draw, rows, (), name="", parameters=(), reason="alone", grad=False)
 
     before = torch.get_rng_state()
     threads = [threading.Thread(target=rehearse) for _ in range(4)]
