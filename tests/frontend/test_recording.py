@@ -226,3 +226,40 @@ def test_functions_of_torch_as_cells():
     tanh, add = edbatch.cell(torch.tanh), edbatch.cell(functools.partial(torch.add, alpha=2))
     edbatch.check(lambda x: tanh(add(x, x)), torch.randn(4, 3))
     assert torch.equal(tanh(torch.ones(2)), torch.ones(2).tanh())
+
+
+def grown(x, y):
+    h = x * 2 + y
+    total = 0
+    total += h
+    total += h
+    return h, total
+
+
+SUMS_FROM_ZERO = {
+    "a sum of a pending sum with itself": lambda x, y: ((h := x * 2 + y), sum([h, h])),
+    "the same in place": grown,
+    "two sums that begin alike": lambda x, y: ((h := x + y * 2), (a := 0 + h), (b := 0 + h), a + b, h + a),
+    "one term": lambda x, y: (sum([x]), sum([x]) * 2, sum([x * 2]) + y),
+}
+
+
+@pytest.mark.parametrize("name", SUMS_FROM_ZERO)
+def test_sums_that_begin_with_zero_leave_their_terms_alone(name):
+    x, y = torch.ones(2, 3), torch.full((2, 3), 2.0)
+    expected = zip(*map(SUMS_FROM_ZERO[name], x, y), strict=True)
+    torch.testing.assert_close(edbatch.batch(SUMS_FROM_ZERO[name])(x, y), tuple(map(torch.stack, expected)))
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_a_total_that_begins_with_zero_may_grow_by_tensors_from_outside(grad):
+    def total(xs):
+        result = 0
+        for x in xs:
+            result += x
+        return result
+
+    columns = [[torch.ones(3), torch.ones(3)], [torch.ones(3)]]
+    with torch.set_grad_enabled(grad):
+        assert edbatch.batch(total)(columns).tolist() == [[2.0] * 3, [1.0] * 3]
+    assert all(x.eq(1).all() for column in columns for x in column)

@@ -118,7 +118,9 @@ class Lazy(Value):
         if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
             if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # of masks 0 makes numbers
                 return kind.recorder.plus(other, self)
-            value = Lazy() if type(self) is Lazy else PendingSum()  # Python's sum() begins with 0
+            if type(self) is Lazy and kind.pending is not None:  # Python's sum() begins with 0
+                return pending([self.ref], kind.recorder.sums_grow_in, kind)
+            value = Lazy() if type(self) is Lazy else PendingSum()
             value.kind, value.ref = kind, self.ref
             return value
         return kind.recorder.plus(other, self)

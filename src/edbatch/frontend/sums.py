@@ -25,7 +25,7 @@ def add(recorder: Recorder, left: Any, right: Any) -> Any:
     kind = right.kind.one
     if left.kind.one is not kind or kind.recorder is not recorder or kind.pending is None:
         return None
-    if left is right:
+    if left is right or (type(left) is type(right) is PendingSum and left.ref[0] is right.ref[0]):  # h + h, sum([h, h])
         right = recorder.resolve(right)
     if not _can_grow(left, recorder):
         if _can_grow(right, recorder):
@@ -57,6 +57,9 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     kind = value.kind.one
     if 0 <= count < len(terms):  # it has grown since
         terms = terms[:count]
+    if len(terms) == 1:  # 0 + x
+        value.__class__, value.kind, value.ref = Lazy, kind, terms[0]  # type: ignore[assignment]
+        return value
     entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
     if entry is None:
         entry = sum_entry(recorder, kind, Slot.SUM, context)

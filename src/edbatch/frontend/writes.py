@@ -48,7 +48,8 @@ def write(recorder: Recorder, value: Lazy, result: Any) -> Lazy:
             f"a value of shape {list(value.shape)} and {value.dtype} was written in place, but the result has shape "
             f"{list(result.shape)} and {result.dtype}; write x = x + y instead of x += y"
         )
-    if type(value) is not PendingSum or not recorder.context.grad:
+    is_new = type(value) is PendingSum and (recorder.context.grad or value.ref[2] is recorder.context)
+    if not is_new:
         check_writable(recorder, value, [])
     _rebind(value, result)
     return value
