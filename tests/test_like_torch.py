@@ -411,3 +411,17 @@ def test_an_embedding_with_max_norm_scales_the_rows_that_are_looked_up(mark):
     expected.sum().backward()
     result.sum().backward()
     torch.testing.assert_close(tables[1].weight.grad, tables[0].weight.grad)
+
+
+def test_a_cell_that_writes_a_tensor_of_its_surroundings_does_so_once_for_every_call():
+    written, expected = torch.ones(4), torch.ones(4)
+
+    def writes(x, tensor):
+        part = tensor.chunk(2)[1]
+        part *= 2
+        return x * 1
+
+    edbatch.batch(edbatch.cell(lambda x: writes(x, written)))(X)
+    for x in X:
+        writes(x, expected)
+    assert torch.equal(written, expected)

@@ -36,33 +36,34 @@ class _Touched(TorchFunctionMode):
         if is_in_place(func) and args and isinstance(args[0], Tensor) and args[0].grad_fn is None:
             self.written[id(args[0])] = args[0]
         for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and leaf.is_leaf and leaf.requires_grad and not _is_wrapped(leaf):
+            if isinstance(leaf, Tensor) and not _is_wrapped(leaf):
                 self.touch(leaf)
         return func(*args, **(kwargs or {}))
 
     def touch(self, tensor: Tensor) -> None:
-        self.tensors[id(tensor)] = tensor
+        if tensor.is_leaf and tensor.requires_grad:
+            self.tensors[id(tensor)] = tensor
 
 
 class _Rehearsal(_Touched):
-    """What is written into them meanwhile, as an embedding with `max_norm` does, is taken back at the end."""
+    """What is written into any tensor meanwhile, as an embedding with `max_norm` does, is taken back at the end."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._before: dict[int, tuple[Tensor, int]] = {}
+        self._before: dict[int, tuple[Tensor, Tensor, int]] = {}
 
     def touch(self, tensor: Tensor) -> None:
-        if id(tensor) not in self.tensors:
-            with torch._C.DisableTorchFunction():  # else a recorder would see it
-                self._before[id(tensor)] = tensor.detach().clone(), tensor._version
         super().touch(tensor)
+        with torch._C.DisableTorchFunction():  # else a recorder would see it
+            if id(tensor) not in self._before and tensor.layout is torch.strided and not tensor.is_inference():
+                self._before[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         with torch.no_grad(), torch._C.DisableTorchFunction():
-            for i, (value, version) in self._before.items():
-                if self.tensors[i]._version != version:
-                    self.tensors[i].copy_(value)
+            for tensor, value, version in self._before.values():
+                if tensor._version != version and tensor.shape == value.shape:
+                    tensor.copy_(value)
 
 
 @dataclass
