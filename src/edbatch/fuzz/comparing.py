@@ -87,17 +87,19 @@ def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
     before = {name: tensor.detach().clone() for name, tensor in _tensors(side, columns).items()}
     with _around(side):
         results = [side.model(*example, **side.keywords) for example in zip(*columns, strict=True)]
-        if settings["stack"] is not False and not torch.is_grad_enabled():  # so they are put together without grad
-            results = pytree.tree_map_only(Tensor, Tensor.detach, results)
+        grad = torch.is_grad_enabled()  # without it batched results need no gradients, also where they are inputs
     if not torch.equal(rng, torch.get_rng_state()):
         raise RuntimeError("random numbers were drawn, which differ by nature")
     leaves = [pytree.tree_leaves(result) for result in results]
     kept = [[leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in row] for row in leaves]
     needs_grad = [[_needs_grad(leaf) for leaf in row] for row in leaves]
-    _backward(leaves, settings)
+    if grad:
+        _backward(leaves, settings)
     structure, after = pytree.tree_structure(results[0]), _snapshot(side, columns)
     writes = not all(torch.equal(tensor, after[name]) for name, tensor in before.items())
-    return SimpleNamespace(leaves=kept, needs_grad=needs_grad, structure=structure, after=after, writes=writes)
+    return SimpleNamespace(
+        leaves=kept, needs_grad=needs_grad, structure=structure, after=after, writes=writes, grad=grad
+    )
 
 
 def _needs_grad(leaf: Any) -> bool:
@@ -121,7 +123,8 @@ def _compare_call(side: Any, batched: Any, call: int, expected: Any, settings: d
     if not expected.writes:
         for result in _in_threads(side, batched, columns, settings["threads"]):
             _compare_results(result, expected, call, settings)
-    _backward(leaves, settings)
+    if expected.grad:
+        _backward(leaves, settings)
     ours, theirs = _snapshot(side, columns), expected.after
     _same(list(ours) == list(theirs), f"call {call}: what there is", list(ours), list(theirs))
     for name, value in theirs.items():
@@ -152,7 +155,7 @@ def _compare_results(result: Any, expected: Any, call: int, settings: dict[str, 
             _compare_leaf(f"{name} of example {i}", ours[j], theirs[j], settings)
         for i, (ours, needs) in enumerate(zip(leaves, expected.needs_grad, strict=True)):
             has = isinstance(ours[j], Tensor) and ours[j].requires_grad
-            is_same = has == needs[j] or (has and not settings["precise"])
+            is_same = has == needs[j] or (not settings["precise"] if has else not expected.grad)
             _same(is_same, f"requires_grad of {name} of example {i}", has, needs[j])
     return leaves
 
