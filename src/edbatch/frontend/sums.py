@@ -58,7 +58,8 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     if 0 <= count < len(terms):  # it has grown since
         terms = terms[:count]
     if len(terms) == 1:  # 0 + x
-        value.__class__, value.kind, value.ref = Lazy, kind, terms[0]  # type: ignore[assignment]
+        set_class(value, Lazy)
+        value.kind, value.ref = kind, terms[0]
         return value
     entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
     if entry is None:

@@ -8,8 +8,6 @@ from __future__ import annotations
 # What is switched off, features and parts of rows, with what happens now.
 EXCLUDED: dict[str, str] = {
     "hardsigmoid": "torch's own derivative is off by 1e-8 where it is vectorised",
-    "shared writes": "tensors that examples share, written in place after a use with lazy values: the write is lost",
-    "detach().requires_grad_": "a new leaf inside the model requires gradients in torch, which end there; results do not",
     "checkpoints": "of parameters alone: torch's error about the number of saved tensors",
 }
 
