@@ -140,6 +140,31 @@ def test_messages_about_in_place_methods_name_what_exists(write, instead):
         ask(lambda x: write(x * 2))
 
 
+def doubles(x):
+    h = x * WEIGHT
+    if h.requires_grad:
+        h.register_hook(lambda g: 2 * g)
+    return h * 3
+
+
+def test_hooks_on_values_inside_a_cell_see_their_gradients():
+    batched = edbatch.batch(edbatch.cell(doubles))
+    for result in (batched(X), torch.stack([doubles(x) for x in X])):
+        (gradient,) = torch.autograd.grad(result.sum(), WEIGHT)
+        torch.testing.assert_close(gradient, 6 * X.sum(0))
+    assert "a hook is put on a value" in batched.explain()
+
+
+def test_hooks_on_what_is_computed_of_parameters_alone_are_refused():
+    def function(x):
+        scale = WEIGHT * 2
+        scale.register_hook(lambda g: 2 * g)
+        return x * scale
+
+    with pytest.raises(RecordingError, match="put the hook on the parameter"):
+        edbatch.batch(function)(X)
+
+
 class Constant(nn.Module):
     def forward(self, x):
         return x * 2, x.sum().item() > 0
