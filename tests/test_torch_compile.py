@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import edbatch
+from edbatch.frontend.outside_compile import _Compiling
 from like_torch import like_torch
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the compiler's own
@@ -111,3 +112,18 @@ def test_the_compiler_is_as_before_after_a_call():
     assert not traced
     function(X)
     assert len(traced) == 1
+
+
+def test_calls_that_overlap_leave_the_compiler_as_it_was():
+    import torch._dynamo.eval_frame
+
+    before = torch._dynamo.eval_frame._stance
+    first, second = _Compiling(), _Compiling()
+    for call in (first, second):
+        call.__enter__()
+        call.begin()
+    first.__exit__()
+    assert torch._dynamo.eval_frame._stance.stance == "force_eager"
+    first.__exit__()  # once more: nothing happens
+    second.__exit__()
+    assert torch._dynamo.eval_frame._stance is before

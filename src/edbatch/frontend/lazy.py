@@ -116,13 +116,18 @@ class Lazy(Value):
     def __radd__(self, other: Any) -> Any:
         kind = self.kind
         if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
+            if type(self) is Lazy and kind.pending is not None and self.ref >= 0 and kind.recorder.is_usual:
+                value = PendingSum()  # Python's sum() begins with 0: the common case, without detours
+                value.kind = kind.pending
+                value.ref = [self.ref], 1, kind.recorder.sums_grow_in
+                return value
             if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # of masks 0 makes numbers
                 return kind.recorder.plus(other, self)
-            if type(self) is Lazy and kind.pending is not None:  # Python's sum() begins with 0
+            if type(self) is Lazy and kind.pending is not None:
                 return pending([self.ref], kind.recorder.sums_grow_in, kind)
-            value = Lazy() if type(self) is Lazy else PendingSum()
-            value.kind, value.ref = kind, self.ref
-            return value
+            same = Lazy() if type(self) is Lazy else PendingSum()
+            same.kind, same.ref = kind, self.ref
+            return same
         return kind.recorder.plus(other, self)
 
     def __getitem__(self, key: Any) -> Any:

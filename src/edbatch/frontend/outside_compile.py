@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import functools
 import sys
+import threading
 from collections.abc import Callable
-from types import CodeType
-from typing import Any, ParamSpec, TypeVar, cast
+from types import CodeType, FunctionType
+from typing import Any, ClassVar, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -31,20 +32,40 @@ def _skip(code: CodeType) -> None:
 
 
 class _Compiling:
-    """A context after which dynamo looks at frames, and compiles, as before."""
+    """A context after which dynamo looks at frames, and compiles, as before.
+
+    Dynamo's stance is one for all threads: the first call under way changes it, the last one puts it back.
+    """
+
+    _lock: ClassVar = threading.RLock()
+    _calls: ClassVar[set[int]] = set()  # that are under way
+    _stance: ClassVar[Any] = None  # as it was before them
 
     def __enter__(self) -> None:
         self._frames = _dynamo.get_eval_frame_callback()
-        self._stance = torch._dynamo.eval_frame._stance
+
+    def begin(self) -> None:
+        _dynamo.set_eval_frame(None)
+        inside((_Compiling._lock,), self._change)
+
+    def _change(self) -> None:
+        if not _Compiling._calls:
+            _Compiling._stance = torch._dynamo.eval_frame._stance
+        _Compiling._calls.add(id(self))
+        torch.compiler.set_stance("force_eager")
 
     def __exit__(self, *error: Any) -> None:
-        torch._dynamo.eval_frame._stance = self._stance
+        inside((_Compiling._lock,), self._put_back)
         _dynamo.set_eval_frame(self._frames)
 
+    def _put_back(self) -> None:
+        if _Compiling._calls == {id(self)}:
+            torch._dynamo.eval_frame._stance = _Compiling._stance
+        _Compiling._calls.discard(id(self))
 
-def _eagerly(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    _dynamo.set_eval_frame(None)
-    torch.compiler.set_stance("force_eager")
+
+def _eagerly(compiling: _Compiling, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    compiling.begin()
     return function(*args, **kwargs)
 
 
@@ -54,10 +75,12 @@ def outside_compile(function: Callable[P, T]) -> Callable[P, T]:
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if "torch._dynamo" not in sys.modules:
             return function(*args, **kwargs)
-        return cast(T, inside((_Compiling(),), _eagerly, function, *args, **kwargs))
+        compiling = _Compiling()
+        return cast(T, inside((compiling,), _eagerly, compiling, function, *args, **kwargs))
 
-    for code in (run.__code__, _eagerly.__code__, _Compiling.__enter__.__code__, _Compiling.__exit__.__code__):
-        _skip(code)
+    functions: list[Any] = [run, _eagerly, *[f for f in vars(_Compiling).values() if isinstance(f, FunctionType)]]
+    for own in functions:
+        _skip(own.__code__)
     functools.update_wrapper(run, function)
     run._torchdynamo_disable = True  # type: ignore[attr-defined]  # code that calls it is compiled up to here, and from here on
     run._torchdynamo_disable_msg = "edbatch runs outside torch.compile"  # type: ignore[attr-defined]

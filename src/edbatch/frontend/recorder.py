@@ -109,6 +109,8 @@ class Recorder:
         context = Context.current()
         self.context = self.sums_grow_in = self._contexts.setdefault(context, context)
         self.entries = self._entries_of.setdefault(self.context, {})
+        # No grad mode inside of the call changes anything: what equals a value that a node gives is that value.
+        self.is_usual = self.grad_in_training and (context.grad or len(self._contexts) == 1)
 
     def kind(self, spec: Spec) -> Kind:
         found = self._kinds.get(spec)
@@ -119,7 +121,7 @@ class Recorder:
     def outside(self, tensor: torch.Tensor) -> Lazy:
         """A plain tensor as an operand; the same tensor is one value however often it is used."""
         known = self._outside_of.get(id(tensor))
-        if known is None and self.overwritten:
+        if known is None and self.overwritten.values:
             known = self.overwritten.swapped(tensor)
             known = None if known is tensor else known
         if known is None:
@@ -342,7 +344,7 @@ class Recorder:
                 "(inside tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of "
                 "your own"
             )
-        if self.overwritten:
+        if self.overwritten.values:
             first, (args, kwargs) = args[:1], self.overwritten.swapped((args, kwargs))
             if args and args[0] is not first[0] and (plain := out_of_place(func)) is not None:
                 return self.write(args[0], self.torch_function(plain, args, kwargs))

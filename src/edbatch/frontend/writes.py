@@ -107,10 +107,7 @@ class Overwritten:
 
     def __init__(self, recorder: Recorder):
         self._recorder = recorder
-        self._values: dict[int, tuple[torch.Tensor, Lazy]] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._values)
+        self.values: dict[int, tuple[torch.Tensor, Lazy]] = {}
 
     def write(self, tensor: torch.Tensor, result: Any) -> Any:
         """`tensor += …` with a lazy result, which is what the name of the tensor now stands for."""
@@ -121,7 +118,7 @@ class Overwritten:
                 f"a lazy value was written into a plain tensor (tensor += value), but {why}; write tensor = tensor + "
                 "value"
             )
-        self._values[id(tensor)] = tensor, result
+        self.values[id(tensor)] = tensor, result
         self._recorder.forget_outside(tensor)
         return result
 
@@ -138,13 +135,13 @@ class Overwritten:
 
     def swapped(self, tree: Any) -> Any:
         """Arguments or results with lazy values in the places of such tensors."""
-        if not self._values:
+        if not self.values:
             return tree
-        return pytree.tree_map_only(is_tensor, lambda t: self._values.get(id(t), (t, t))[1], tree)
+        return pytree.tree_map_only(is_tensor, lambda t: self.values.get(id(t), (t, t))[1], tree)
 
     def check(self) -> None:
         """At the end of the call: raises if somebody still holds such a tensor."""
-        for tensor, _ in self._values.values():
+        for tensor, _ in self.values.values():
             own = 3 + self._recorder.num_uses(tensor)  # in the dict, the variable, the argument of getrefcount
             if sys.getrefcount(tensor) > own:
                 raise InPlaceError(
