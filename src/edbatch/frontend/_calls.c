@@ -197,6 +197,8 @@ static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     return self->modules == NULL ? -1 : 0;
 }
 
+static PyObject *one_name;
+
 static Signatures *signatures_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, NULL); }
 
 static void free_signatures(PyObject *capsule) {
@@ -262,6 +264,20 @@ static PyObject *known_forget(KnownCalls *self, PyObject *nothing) {
     Py_RETURN_NONE;
 }
 
+/* Take a pending sum of one term, 0 + x: 1 if x is as the key says, 0 if it is anything else, -1 for an error. */
+static int take_only_term(KnownCalls *self, PyObject *part, PyObject *value, long long *number) {
+    PyObject *sum = SLOT(value, self->ref); /* (terms, count, context) */
+    if (PyTuple_GET_SIZE(sum) != 3 || !PyList_CheckExact(PyTuple_GET_ITEM(sum, 0))) return 0;
+    PyObject *terms = PyTuple_GET_ITEM(sum, 0);
+    if (PyLong_AsLongLong(PyTuple_GET_ITEM(sum, 1)) != 1 || PyList_GET_SIZE(terms) < 1) return 0;
+    PyObject *kind = PyObject_GetAttr(SLOT(value, self->kind), one_name);
+    if (kind == NULL) return -1;
+    int is_alike = kind == part;
+    Py_DECREF(kind);
+    if (is_alike) *number = PyLong_AsLongLong(PyList_GET_ITEM(terms, 0));
+    return is_alike;
+}
+
 /* Take a part of an argument: 1 if it is as the key says, 0 if it is not, -1 for an error. */
 static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *value, long long *number) {
     if (part == (PyObject *)&PyLong_Type) {
@@ -280,6 +296,10 @@ static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *
         if (SLOT(value, self->kind) != part) return 0;
         *number = PyLong_AsLongLong(SLOT(value, self->ref));
         return 1;
+    }
+    if (Py_TYPE(value)->tp_base == self->lazy && PyTuple_CheckExact(SLOT(value, self->ref))) {
+        int taken = take_only_term(self, part, value, number);
+        if (taken != 0) return taken;
     }
     PyObject *identity = PyLong_FromVoidPtr(value);
     if (identity == NULL) return -1;
@@ -508,7 +528,8 @@ PyMODINIT_FUNC PyInit__calls(void) {
     if (module == NULL) return NULL;
     known_calls_name = PyUnicode_InternFromString("known_calls");
     call_impl_name = PyUnicode_InternFromString("_call_impl");
-    if (known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
+    one_name = PyUnicode_InternFromString("one");
+    if (one_name == NULL || known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
         PyModule_AddType(module, &ValueType) < 0 ||
         PyModule_AddType(module, &KnownCallsType) < 0 || PyModule_AddType(module, &ModuleCallType) < 0)
         Py_CLEAR(module);
