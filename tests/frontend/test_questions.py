@@ -152,7 +152,6 @@ def test_hooks_on_values_inside_a_cell_see_their_gradients():
     for result in (batched(X), torch.stack([doubles(x) for x in X])):
         (gradient,) = torch.autograd.grad(result.sum(), WEIGHT)
         torch.testing.assert_close(gradient, 6 * X.sum(0))
-    assert "a hook is put on a value" in batched.explain()
 
 
 def test_hooks_on_what_is_computed_of_parameters_alone_are_refused():

@@ -21,10 +21,6 @@ from edbatch.errors import CaptureError, RecordingError
 from edbatch.modules import modules_of
 from edbatch.spec import is_tensor
 
-HOOKING = (
-    torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook, torch.Tensor.retain_grad,
-)  # fmt: skip
-
 
 class Lend(TorchFunctionMode):
     """Replaces real tensors by stand-ins, and calls that fake tensors cannot do by equal ones."""
@@ -35,8 +31,6 @@ class Lend(TorchFunctionMode):
         self.sparse: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func in HOOKING:
-            raise CaptureError("a hook is put on a value inside, which must see its own gradient")
         if is_in_place(func) and args and is_tensor(args[0]) and self.stand_in(args[0]) is not args[0]:
             raise CaptureError("the body writes into a parameter or buffer in place")
         if func in (torch.Tensor.backward, torch.autograd.backward):

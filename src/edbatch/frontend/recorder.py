@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from edbatch.cells.in_place import is_in_place, out_of_place
-from edbatch.cells.lend import HOOKING
 from edbatch.errors import InPlaceError, RecordingError
 from edbatch.frontend import row_functions, sums, writes
 from edbatch.frontend.attributes import Same
@@ -390,7 +389,7 @@ class Recorder:
             return result
         if any(isinstance(v, torch.Generator) for v in leaves):
             self.changing = DRAWS
-        if func in HOOKING and self.shared.is_derived(args[0]):
+        if func is torch.Tensor.register_hook and self.shared.is_derived(args[0]):
             raise RecordingError(
                 "a hook was put on something computed of parameters alone, which is computed once for all examples and "
                 "has one gradient for all of them; put the hook on the parameter"
