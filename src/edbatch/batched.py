@@ -67,14 +67,8 @@ class Batched(nn.Module):
             for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
                 self.__dict__[name] = owner.__dict__[name]
             self.training = owner.training
-        self.fn, self.policy, self.stack, self.compiling, self.key, self.debug = (
-            fn,
-            policy,
-            stack,
-            compiling,
-            key,
-            debug,
-        )
+        self.fn, self.key, self.debug = fn, key, debug
+        self.policy, self.stack, self.compiling = policy, stack, compiling
         self.stats = self._pipeline = None
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -184,10 +184,10 @@ class Recorder:
 
     def _check_written(self) -> None:
         """What a cell writes while it runs one by one nobody else may read: in which order they run is open."""
-        for t in self.node_types:
+        for t in [t for t in self.node_types if t.kernel.changes]:
             memories = {memory_of(tensor) for tensor in t.kernel.changes}
             others = [tensor for other in self.node_types if other is not t for tensor in other.shared]
-            if memories and any(memory_of(tensor) in memories for tensor in (*others, *self._outside)):
+            if any(memory_of(tensor) in memories for tensor in (*others, *self._outside)):
                 raise InPlaceError(
                     f"{t.name} writes a tensor in place that is also read elsewhere in the batched function, and which "
                     "comes first is not decided; read it in the same cell, or write it outside"
