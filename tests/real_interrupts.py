@@ -81,6 +81,7 @@ def main(number: int, seed: int) -> dict[str, Any]:
     for make in makers:  # everything is compiled and imported before it begins
         trees = model()
         _train(trees, batched := make(trees)), _infer(trees, batched)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in its background ignore it
     sender = Sender(seed)
     sender.start()
     surfaced, wrongs = 0, []

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 import edbatch
-from edbatch.errors import BatchError, ValueReadError
+from edbatch.errors import BatchError, GradientError, RecordingError, ValueReadError
 from like_torch import like_torch
 
 X = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
@@ -425,3 +425,51 @@ def test_a_cell_that_writes_a_tensor_of_its_surroundings_does_so_once_for_every_
     for x in X:
         writes(x, expected)
     assert torch.equal(written, expected)
+
+
+# ---- no derivative
+
+
+def test_calls_without_derivative_beside_calls_with_one():
+    weight = nn.Parameter(torch.randn(6))
+    norm = nn.CosineSimilarity(dim=0)
+
+    def unused(x):
+        norm(torch.heaviside(x * weight, x), x)  # nobody asks for it
+        return norm(x * weight, x)
+
+    like_torch(unused, X, parameters=[weight])
+
+    def used(x):
+        return torch.heaviside(x * 1, x) + torch.heaviside(x * weight, x).detach() + x * weight
+
+    with pytest.raises(GradientError, match=r"heaviside.*detach\(\)"):
+        edbatch.batch(used)(X).sum().backward()
+
+
+def test_a_group_norm_of_nothing():
+    norm = nn.GroupNorm(1, 3)
+    like_torch(lambda x: norm(x), torch.randn(2, 1, 3, 0), parameters=list(norm.parameters()))
+
+
+def test_masks_of_parameters_by_masked_select(compilation):
+    weight, mask = nn.Parameter(torch.randn(6)), torch.tensor([True, False, True] * 2)
+    like_torch(lambda x: x.sum() * weight.masked_select(mask).max(), XG, parameters=[weight])
+    like_torch(lambda x: torch.masked_select(weight[:1], mask) * x[:4], XG, parameters=[weight])
+    like_torch(lambda x: x.masked_select(mask) * 2, XG)
+
+
+# ---- hooks
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_hooks_that_a_cell_puts_on_what_others_use_too_are_refused(number):
+    weight = nn.Parameter(torch.randn(6))
+
+    @edbatch.cell
+    def hooks(h, g):
+        (h, g, weight)[number].register_hook(lambda gradient: gradient * 2)
+        return h * g * weight
+
+    with pytest.raises(RecordingError, match="puts a hook on its argument or on a parameter"):
+        edbatch.batch(lambda x: hooks(x * weight, weight) + x)(X)

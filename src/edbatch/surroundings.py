@@ -41,6 +41,11 @@ _DRAWING = threading.RLock()
 FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
+def has_grad() -> bool:
+    """Whether torch records gradients. In inference mode it does not, whatever grad mode says."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
 class Surroundings:
     """A context: modes of torch in this thread, and context variables, are after it what they were before.
 

@@ -120,3 +120,24 @@ def test_a_cell_that_runs_alone_and_returns_its_argument_keeps_its_gradient():
         return g * x
 
     like_torch(function, X)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_rows_stacked_without_grad_and_returned(mode):
+    x = torch.randn(3, 4, dtype=torch.float64, requires_grad=True)
+
+    def model(x):
+        with mode():
+            rows = torch.stack([x, x * 2])
+        return rows, x.sum()
+
+    like_torch(model, x)
+
+
+def test_inference_mode_wins_over_grad_mode():
+    def model(x):
+        with torch.inference_mode(), torch.enable_grad():
+            h = torch.nan_to_num(x) * 2
+        return h.clone(), x.sum()
+
+    like_torch(model, torch.randn(3, 4, dtype=torch.float64, requires_grad=True))

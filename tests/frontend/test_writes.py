@@ -358,3 +358,66 @@ def test_a_lazy_value_is_not_kept_in_a_buffer():
     with pytest.raises(RecordingError, match="buffer 'last'"):
         edbatch.batch(model)(X)
     assert model.last is before
+
+
+@edbatch.cell
+def second_as_it_is(a, b):
+    return a + 1, b
+
+
+def test_a_tensor_that_a_cell_gave_back_is_not_written_later():
+    total = torch.zeros(3, dtype=torch.float64)
+
+    def model(x):
+        _, same = second_as_it_is(x, total)
+        total.add_(1)
+        return same * x
+
+    with pytest.raises(InPlaceError, match=r"view.*clone"):
+        edbatch.batch(model)(X)
+
+
+def test_an_item_at_a_tensor_is_a_view():
+    with pytest.raises(InPlaceError, match=r"x\.clone\(\) first"):
+        edbatch.batch(lambda x: relu(x[torch.tensor(0)]))(X.clone())
+    like_torch(lambda x: relu((x * 2)[torch.tensor([0])]) + x[torch.tensor(-1)], X.clone())
+
+
+def test_out_in_a_cell_is_refused():
+    cell = edbatch.cell(lambda a, b: torch.add(a, b, out=b))
+    with pytest.raises(InPlaceError, match="out="):
+        edbatch.batch(lambda x: cell(x, x * 2))(X.clone())
+
+
+def test_a_buffer_written_through_a_detached_view():
+    model = nn.Module()
+    model.weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+    model.register_buffer("offset", torch.zeros(3, dtype=torch.float64))
+
+    def forward(x):
+        offset = model.weight + model.offset  # once for all examples, but for what is written
+        model.offset.detach()[0] += 1
+        return x * offset
+
+    ours = edbatch.batch(forward)(X)
+    model.offset.zero_()
+    torch.testing.assert_close(ours, torch.stack([forward(x) for x in X]))
+
+
+def test_a_table_that_its_lookups_normalise_is_read_nowhere_else():
+    table = nn.Embedding(5, 3, max_norm=0.5, dtype=torch.float64)
+    numbers = torch.tensor([0, 1, 1, 4])
+    for function in (lambda x, i: table(i) * table.weight.sum(), lambda x, i: table(i) * x @ table.weight.T):
+        with pytest.raises(InPlaceError, match="also read elsewhere"):
+            edbatch.batch(function)(X, numbers)
+
+
+def test_two_calls_with_a_table_that_its_lookups_normalise_before_one_backward():
+    table = nn.Embedding(5, 3, max_norm=0.5, dtype=torch.float64)
+    plain = copy.deepcopy(table)
+    numbers = torch.tensor([0, 1, 1, 4])
+    batched = edbatch.batch(lambda x, i: table(i) * x)
+    (batched(X, numbers).sum() + batched(X, numbers + 0).sum()).backward()
+    sum((plain(i) * x).sum() for _ in range(2) for x, i in zip(X, numbers, strict=True)).backward()
+    torch.testing.assert_close(table.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(table.weight, plain.weight)

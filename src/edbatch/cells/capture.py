@@ -35,7 +35,7 @@ from edbatch.cells.record import InPlace, Recorder
 from edbatch.errors import CaptureError
 from edbatch.hooks import applying, hooked
 from edbatch.spec import Spec, is_tensor
-from edbatch.surroundings import Made, Patience, Surroundings, functionalize, inside, is_functionalizing
+from edbatch.surroundings import Made, Patience, Surroundings, functionalize, has_grad, inside, is_functionalizing
 
 _LOG = logging.getLogger("torch._subclasses.fake_tensor")
 _ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a kind is on, and how to turn it on or off
@@ -127,6 +127,7 @@ class _Trace:
             with torch.enable_grad():  # a leaf could not be written in place at all
                 given = [x.clone() if x.requires_grad else x for x in leaves]
             explicit, before = list(self.shared), [self.value(t) for t in given]
+            self.lend.given = [*given, *explicit]
             result = inside((Unassigned(function, self.is_ours),), self._run_lending, function, *given, *explicit)
             flat, tree = pytree.tree_flatten(result)
             results = [leaf for leaf in flat if is_tensor(leaf)]
@@ -263,7 +264,7 @@ def capture(
     """
     patience = Patience()  # torch asks for the device of fake tensors where an interrupt would end the process
     contexts = patience, _LOCK, Surroundings(applying), Made(torch._C._InferenceMode, False), _Undisturbed(), hooked()
-    return inside(contexts, _capture, patience, function, rows, shared, cuts, torch.is_grad_enabled())
+    return inside(contexts, _capture, patience, function, rows, shared, cuts, has_grad())
 
 
 def _capture(

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from edbatch.cells.in_place import is_in_place
 from edbatch.cells.kernel import Mask, Take
 from edbatch.cells.modes import Modes
-from edbatch.errors import BatchError, InPlaceError, RecordingError
+from edbatch.errors import BatchError, GradientError, InPlaceError, RecordingError
 from edbatch.spec import Spec
 from edbatch.surroundings import inside, undrawn
 
@@ -62,8 +62,10 @@ class _Rehearsal(_Touched):
         super().__exit__(*error)  # type: ignore[no-untyped-call]
         with torch.no_grad(), torch._C.DisableTorchFunction():
             for tensor, value, version in self._before.values():
-                if tensor._version != version and tensor.shape == value.shape:
-                    tensor.copy_(value)
+                if tensor._version != version:
+                    self.written[id(tensor)] = tensor
+                    if tensor.shape == value.shape:
+                        tensor.copy_(value)
 
 
 @dataclass
@@ -295,9 +297,7 @@ class EagerTraining:
             inputs = [*[operands[i] for i in need], *shared]
             grads: Sequence[Tensor | None] = [None] * len(inputs)
             if pairs and inputs:
-                grads = torch.autograd.grad(
-                    [v for v, _ in pairs], inputs, [g for _, g in pairs], retain_graph=True, allow_unused=True
-                )
+                grads = self._differentiate(pairs, inputs)
             for i, g in zip(need, grads, strict=False):
                 total[i].append(torch.zeros_like(operands[i]) if g is None else g)
             for tensor, g in zip(shared, grads[len(need) :], strict=True):
@@ -306,6 +306,18 @@ class EagerTraining:
                     sums[id(tensor)] = g if known is None else known + g
         join = torch.stack if self.kernel.reason is not None else lambda grads: grads[0]
         return [join(grads) if grads else None for grads in total]
+
+    def _differentiate(self, pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Any:
+        values, grads = zip(*pairs, strict=True)
+        try:
+            return torch.autograd.grad(values, inputs, grads, retain_graph=True, allow_unused=True)
+        except RuntimeError as error:
+            if not any(bool(g.any()) for g in grads):  # nobody asked: only other calls of the same type have a gradient
+                return [None] * len(inputs)
+            raise GradientError(
+                f"{self.kernel.name}: torch cannot differentiate it ({error}), and some of the calls that are batched "
+                "have arguments that require a gradient; detach() the arguments"
+            ) from error
 
     def finish(
         self, N: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any

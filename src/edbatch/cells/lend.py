@@ -8,7 +8,7 @@ module.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +17,11 @@ from torch.overrides import TorchFunctionMode
 
 from edbatch.cells.decompose import EQUAL_CALLS
 from edbatch.cells.in_place import is_in_place
-from edbatch.errors import CaptureError, RecordingError
+from edbatch.errors import CaptureError, InPlaceError, RecordingError
 from edbatch.modules import modules_of
 from edbatch.spec import is_tensor
+
+HOOKING = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
 
 class Lend(TorchFunctionMode):
@@ -28,6 +30,7 @@ class Lend(TorchFunctionMode):
     def __init__(self, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
         self.stand_in = stand_in
+        self.given: Sequence[torch.Tensor] = ()  # the cell's arguments
         self.sparse: list[torch.Tensor] = []
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -38,7 +41,16 @@ class Lend(TorchFunctionMode):
                 "backward was called inside a cell, where gradients cannot be added up; return the loss, and call "
                 "backward on what the batched function returns, or use torch.autograd.grad"
             )
+        if func in HOOKING and (args[0] is not self.stand_in(args[0]) or any(args[0] is t for t in self.given)):
+            raise RecordingError(
+                "a cell puts a hook on its argument or on a parameter, but sees only the part of the gradient that "
+                "comes through itself; put the hook on the value outside of cells, or on a value computed in the cell"
+            )
+        if kwargs and any(out is t for out in pytree.tree_leaves(kwargs.get("out")) for t in self.given):
+            raise InPlaceError("a cell writes its argument by out=…; compute a new value and return it")
         args, kwargs = pytree.tree_map_only(is_tensor, self.stand_in, (args, kwargs or {}))
+        if func is torch.nn.functional.group_norm and not args[0].numel():
+            raise CaptureError("torch gives no number as gradient of a group norm of nothing")
         if func in EQUAL_CALLS:
             return EQUAL_CALLS[func](*args, **kwargs)
         if func in (torch.nn.functional.embedding, torch.embedding):

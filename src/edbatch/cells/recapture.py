@@ -12,7 +12,7 @@ import torch
 from edbatch.cells.capture import Captured, capture
 from edbatch.cells.modes import Modes
 from edbatch.spec import Spec
-from edbatch.surroundings import Surroundings, inside
+from edbatch.surroundings import Surroundings, has_grad, inside
 
 T = TypeVar("T")
 
@@ -31,7 +31,7 @@ class Recapture:
     @staticmethod
     def of(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Recapture:
         context = contextvars.copy_context()
-        return Recapture(function, tuple(rows), tuple(shared), torch.is_grad_enabled(), Modes.current(), context)
+        return Recapture(function, tuple(rows), tuple(shared), has_grad(), Modes.current(), context)
 
     def __call__(self, cuts: Collection[int]) -> Captured:
         return self.around(lambda: capture(self.function, self.rows, self.shared, cuts))

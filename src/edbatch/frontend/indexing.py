@@ -16,7 +16,7 @@ from edbatch.frontend.lazy import Lazy, Rows, lazy
 from edbatch.frontend.row_functions import is_index_of_rows
 from edbatch.frontend.rows import check_owner
 from edbatch.frontend.signature import Parts
-from edbatch.spec import Spec, is_tensor
+from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
@@ -37,10 +37,11 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     key = with_known_masks(recorder, value.shape, key)
     index = key if isinstance(key, tuple) else (key,)
     value = recorder.resolve(value)
-    if not any(type(i) is int or isinstance(i, Lazy) for i in index):
+    if not any(type(i) is int or isinstance(i, Lazy) or _is_number(i) for i in index):
         return recorder.record_op(operator.getitem, (value, key))
     items = _in_bounds(index, value.shape)
-    is_plain = not any(isinstance(i, bool | _List) or is_tensor(i) or (isinstance(i, Lazy) and i.shape) for i in items)
+    arrays = bool, _List, Lazy, torch.Tensor
+    is_plain = not any(isinstance(i, arrays) and not _is_number(i) for i in items)
     take = take_items if is_plain else take_mixed
     return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
 
@@ -72,6 +73,13 @@ def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
     return tuple(index)
 
 
+def masked_select(value: Any, mask: Any) -> Any:
+    """`torch.masked_select` as an index by a mask."""
+    shape = torch.broadcast_shapes(value.shape, mask.shape)  # type: ignore[no-untyped-call]
+    value, mask = [t if t.shape == shape else t.expand(shape) for t in (value, mask)]
+    return value[mask] if shape else value[None][mask[None]]
+
+
 def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
     if isinstance(mask, Lazy):
         mask = recorder.resolve(mask)
@@ -89,6 +97,11 @@ def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
 
 def _is_mask(item: Any) -> bool:
     return isinstance(item, Lazy | torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+
+
+def _is_number(item: Any) -> bool:
+    """Whether an item of an index is a tensor without dimensions, which torch reads as an integer."""
+    return isinstance(item, Lazy | torch.Tensor) and not item.ndim and not _is_mask(item)
 
 
 def _num_dims(item: Any) -> int:

@@ -25,7 +25,7 @@ from edbatch.frontend.type_set import NodeType
 from edbatch.frontend.watch import Watch, hook_tables, hooks_of, state_of
 from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.spec import Spec
-from edbatch.surroundings import Made, Surroundings, inside
+from edbatch.surroundings import Made, Surroundings, has_grad, inside
 
 if TYPE_CHECKING:
     from edbatch.cells.compiled import CompiledCell
@@ -51,8 +51,7 @@ class Context(NamedTuple):
     def current() -> Context:
         devices = ("cpu", "cuda") if torch._C._is_any_autocast_enabled() else ()
         autocast = tuple([(d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)])
-        grad = torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
-        return Context(grad, autocast, torch.get_default_dtype())
+        return Context(has_grad(), autocast, torch.get_default_dtype())
 
 
 @dataclass(frozen=True, eq=False)

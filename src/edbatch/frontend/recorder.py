@@ -21,7 +21,7 @@ from edbatch.errors import InPlaceError, RecordingError
 from edbatch.frontend import row_functions, sums, writes
 from edbatch.frontend.attributes import Same
 from edbatch.frontend.entries import Entry, Signature, define, module_call
-from edbatch.frontend.indexing import getitem, is_row_number, row_of, with_known_masks
+from edbatch.frontend.indexing import getitem, is_row_number, masked_select, row_of, with_known_masks
 from edbatch.frontend.kernels import Cell, Context, KernelCache
 from edbatch.frontend.known_calls import KnownCalls, Numbers, as_value
 from edbatch.frontend.known_functions import ADD, ARITHMETIC, known, known_rows
@@ -46,6 +46,7 @@ METADATA = {
 }
 DRAWS = "it draws random numbers"
 STACK = torch.stack
+MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
 
 class Called(NamedTuple):
@@ -76,6 +77,7 @@ class Recorder:
         self._outside: list[torch.Tensor] = []
         self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
+        self._read: list[torch.Tensor] = []  # parameters and buffers that something was computed of while recording
         self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
         self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
@@ -147,12 +149,11 @@ class Recorder:
     def _protect(self, written: list[torch.Tensor]) -> None:
         """Before these are written in place: operands that lie in their memory are copied as they are now."""
         self.changing = "it writes a tensor in place"
-        if any(tensor in self.shared for tensor in written):
-            self.shared.forget_results()
         used = {memory_of(tensor) for node_type in self.node_types for tensor in node_type.shared}
         for memory in map(memory_of, written):
             if memory is None:
                 continue
+            self.shared.forget_results(memory)
             if memory in used:
                 raise InPlaceError(
                     "a parameter, a buffer or something computed from these was written in place after it was used in "
@@ -164,13 +165,22 @@ class Recorder:
                     "computed once for all examples, and others hold it too; make a new value: v = v + 1 instead of "
                     "v += 1, or v = v.clone() first"
                 )
-            for i in self._by_memory.pop(memory, ()):
+            operands = self._by_memory.pop(memory, [])
+            if operands:
+                self.lineage.look()
+            if any(-1 - i in self.lineage.shares for i in operands):
+                raise InPlaceError(
+                    "a tensor was written in place of which a lazy value is a view, or which a cell returned as it is, "
+                    "and which would change too; write before, or take a copy: tensor.clone()"
+                )
+            for i in operands:
                 self._outside_of.pop(id(self._outside[i]), None)
                 self._outside[i] = self._outside[i].clone()
 
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
-        self._check_written()
+        with torch._C.DisableTorchFunction():  # else the questions would be recorded
+            self._check_written()
         self.overwritten.check()
         self.is_open, self.sums_grow_in = False, None
         return Recording(
@@ -187,7 +197,7 @@ class Recorder:
         for t in [t for t in self.node_types if t.kernel.changes]:
             memories = {memory_of(tensor) for tensor in t.kernel.changes}
             others = [tensor for other in self.node_types if other is not t for tensor in other.shared]
-            if any(memory_of(tensor) in memories for tensor in (*others, *self._outside)):
+            if any(memory_of(tensor) in memories for tensor in (*others, *self._outside, *self._read)):
                 raise InPlaceError(
                     f"{t.name} writes a tensor in place that is also read elsewhere in the batched function, and which "
                     "comes first is not decided; read it in the same cell, or write it outside"
@@ -374,6 +384,8 @@ class Recorder:
             result = row_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
+        if func in MASKED_SELECT:
+            return masked_select(*args, **kwargs)
         if func is torch.Tensor.__getitem__:
             args = args[0], with_known_masks(self, args[0].shape, args[1])
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
@@ -400,18 +412,21 @@ class Recorder:
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             if any(t in self.shared for t in tensors):
-                self._reads_shared(func)
+                self._reads_shared(func, tensors)
             return func(*args, **kwargs)
+        if func in MASKED_SELECT:
+            return masked_select(*args, **kwargs)
         if func is torch.Tensor.__getitem__:
             if is_row_number(args[1]):
                 return row_of(self, *args)
             args = args[0], with_known_masks(self, args[0].shape, args[1])
             tensors = [v for v in flatten(args, {}) if isinstance(v, torch.Tensor)]
         if all(t in self.shared for t in tensors):
-            self._reads_shared(func)
+            self._reads_shared(func, tensors)
             return self.shared.compute(func, args, kwargs)
         return self._record(func, args, kwargs, Parts(self))
 
-    def _reads_shared(self, func: Callable[..., Any]) -> None:
+    def _reads_shared(self, func: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
         if func not in METADATA:
+            self._read += tensors
             self.changing = "it computes with parameters, buffers or keywords alone, outside of a cell"

@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError
 from edbatch.frontend.lazy import Lazy, PendingSum, Rows
-from edbatch.frontend.rows import check_owner
+from edbatch.frontend.rows import check_owner, is_list
 from edbatch.planning.layout import Ints, renumber, unpack
 from edbatch.spec import Spec, is_tensor
 
@@ -160,12 +160,14 @@ def structure_of(output: Any) -> tuple[pytree.TreeSpec, list[str]]:
 
 
 def settle(output: Any, recorder: Recorder) -> None:
-    """Record the sums that are pending among the results of an example, where the example ends."""
+    """Record what is pending among the results of an example, where it ends: sums, and rows stacked under no_grad."""
     if type(output) is Lazy:
         return
     for value in output if _is_flat(output) else pytree.tree_leaves(output):
         if type(value) is PendingSum:
             recorder.resolve(value)
+        elif type(value) is Rows:
+            is_list(recorder, value)
 
 
 def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:

@@ -95,9 +95,11 @@ class SharedTensors:
                 id(t) for t, like in pairs if isinstance(like, torch.Tensor) and like.requires_grad
             )
 
-    def forget_results(self) -> None:
-        """One of the tensors is about to be written: what was computed is computed again when it is needed."""
-        self._results.clear()
+    def forget_results(self, memory: int) -> None:
+        """What lies here is about to be written: what was computed of it is computed again when it is needed."""
+        stale = [key for key, (_, _, read) in self._results.items() if memory in map(memory_of, read)]
+        for key in stale:
+            del self._results[key]
 
 
 class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -92,7 +92,8 @@ def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
         raise RuntimeError("random numbers were drawn, which differ by nature")
     leaves = [pytree.tree_leaves(result) for result in results]
     kept = [[leaf.detach().clone() if isinstance(leaf, Tensor) else leaf for leaf in row] for row in leaves]
-    needs_grad = [[_needs_grad(leaf) for leaf in row] for row in leaves]
+    known = {id(tensor) for tensor in _tensors(side, columns).values()}
+    needs_grad = [[_needs_grad(leaf, known) for leaf in row] for row in leaves]
     if grad:
         _backward(leaves, settings)
     structure, after = pytree.tree_structure(results[0]), _snapshot(side, columns)
@@ -102,15 +103,15 @@ def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
     )
 
 
-def _needs_grad(leaf: Any) -> bool:
-    """Whether gradients flow from a result to anything. Of views made under no_grad, and of what is computed from them,
-    torch says so, but they are ends."""
+def _needs_grad(leaf: Any, known: set[int]) -> bool:
+    """Whether gradients flow from a result to a tensor that is known. Of views made under no_grad, and of what is
+    computed from them, torch says so, but they are ends; so are leaves made inside of a call by requires_grad_()."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad or leaf.grad_fn is None:
-        return isinstance(leaf, Tensor) and leaf.requires_grad and leaf._base is None
+        return isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) in known
     nodes = [leaf.grad_fn]
     for node in nodes:  # it grows
         nodes += [n for n, _ in node.next_functions if n is not None and n not in nodes]
-    return any(hasattr(node, "variable") for node in nodes)
+    return any(id(node.variable) in known for node in nodes if hasattr(node, "variable"))
 
 
 def _compare_call(side: Any, batched: Any, call: int, expected: Any, settings: dict[str, Any]) -> None:

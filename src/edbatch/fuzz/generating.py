@@ -82,7 +82,9 @@ class Generator(Functions):
             changes, options, around, dtype, rng.choice(["all"] * 8 + ["first leaf", "first example"]),
             rng.randint(2, 4) if self.has("threads", 0.03) else 1, is_module,
         )  # fmt: skip
-        return pruned(program)
+        program = pruned(program)
+        keeps = any(d.name == "kept" for d in program.declared)  # from call to call, so that threads would disturb them
+        return replace(program, threads=1) if keeps else program
 
     def _columns(self, is_keyed: bool) -> list[Column]:
         rng, size = self.rng, self.rng.choice([1, 2, 2, 3, 3, 4])

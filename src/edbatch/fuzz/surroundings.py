@@ -81,7 +81,8 @@ BLOCKS: dict[str, tuple[str, ...]] = {
     "no grad": ("with torch.no_grad():",),
     "grad again": ("with torch.enable_grad():", "with torch.set_grad_enabled({B}):"),
     "autocast": ("with torch.autocast('cpu', torch.bfloat16):",),
-    "saved tensors": ("with torch.autograd.graph.save_on_cpu():",),
+    # not save_on_cpu: on the CPU it keeps the tensor itself, and torch's gradients are those of what is written later
+    "saved tensors": ("with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):",),
     "inference inside": ("with torch.inference_mode():",),
     "branches": ("if {B}:", "if {K} > 1:", "if len({X}) > 2:", "if not {B}:"),
     "loops": ("for {t0} in {X}:", "for {t0} in {X}[1:]:", "for {t0} in reversed({X}):", "for _ in range({K}):"),
@@ -93,7 +94,8 @@ HOOKS = (
     "{M}.register_forward_hook(lambda module, inputs, result: None)",
     "{M}.register_full_backward_hook(lambda module, inputs, outputs: None)",
     "{p}.register_hook(lambda gradient: gradient * 2)",
-    "{p}.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(2) is None or None)",
+    # torch calls it also where a function that the parameter is an argument of has no gradient for it
+    "{p}.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else p.grad.mul_(2) and None)",
 )
 
 CHANGES = (

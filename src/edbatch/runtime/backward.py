@@ -31,9 +31,10 @@ class BatchedFunction(torch.autograd.Function):
     def forward(
         ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], watch: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.execution, ctx.groups, ctx.watch = execution, groups, watch
-        ctx.ids = list(map(id, inputs))  # the plan keeps them alive
-        ctx.save_for_backward(*inputs)  # torch then checks that no parameter was changed in between
+        ctx.execution, ctx.groups, ctx.watch, ctx.inputs = execution, groups, watch, inputs
+        written = {_memory(t) for node_type in execution.types for t in node_type.kernel.changes}  # by cells themselves
+        # torch then checks that no other parameter was changed in between
+        ctx.save_for_backward(*[t for t in inputs if not written or _memory(t) not in written])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[r for r, group in zip(results, groups, strict=True) if not group.needs_grad])
         return tuple(results)
@@ -47,17 +48,21 @@ class BatchedFunction(torch.autograd.Function):
                 "further. For a gradient penalty or another second-order gradient use batched.one_by_one(...) for that "
                 "part of the loss"
             )
-        inputs = ctx.saved_tensors  # copies of them, perhaps, if there are hooks for saved tensors
+        ctx.saved_tensors  # noqa: B018  (raises if one was changed)
         execution: Execution = ctx.execution
         with ctx.watch("backward"):
             total = inside((Made(torch._C._DisableAutocast),), backward, execution, ctx.groups, grads)
-        gradients = [total.get(i) for i in ctx.ids]
-        for i, tensor in enumerate(inputs):
+        gradients = [total.get(id(tensor)) for tensor in ctx.inputs]
+        for i, tensor in enumerate(ctx.inputs):
             if gradients[i] is None and (tensor._backward_hooks or is_distributed()):  # hooks expect a tensor
                 gradients[i] = torch.zeros_like(tensor)
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             execution.lease.release()
         return None, None, None, None, *gradients
+
+
+def _memory(tensor: Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def backward(execution: Execution, groups: list[Group], grads: Sequence[Tensor | None]) -> dict[int, Tensor]:
