@@ -473,3 +473,9 @@ def test_hooks_that_a_cell_puts_on_what_others_use_too_are_refused(number):
 
     with pytest.raises(RecordingError, match="puts a hook on its argument or on a parameter"):
         edbatch.batch(lambda x: hooks(x * weight, weight) + x)(X)
+
+
+def test_a_cell_does_not_end_the_gradients_of_its_arguments():
+    cell = edbatch.cell(lambda x, h: x * h.requires_grad_(False))
+    with pytest.raises(RecordingError, match=r"use detach\(\)"):
+        edbatch.batch(lambda x: cell(x, x * 2))(X)

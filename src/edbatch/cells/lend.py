@@ -41,11 +41,14 @@ class Lend(TorchFunctionMode):
                 "backward was called inside a cell, where gradients cannot be added up; return the loss, and call "
                 "backward on what the batched function returns, or use torch.autograd.grad"
             )
-        if func in HOOKING and (args[0] is not self.stand_in(args[0]) or any(args[0] is t for t in self.given)):
+        if func in HOOKING and self._is_from_outside(args[0]):
             raise RecordingError(
                 "a cell puts a hook on its argument or on a parameter, but sees only the part of the gradient that "
                 "comes through itself; put the hook on the value outside of cells, or on a value computed in the cell"
             )
+        is_ended = func is torch.Tensor.requires_grad_ and False in (*args[1:], *(kwargs or {}).values())
+        if is_ended and self._is_from_outside(args[0]):
+            raise RecordingError("a cell calls requires_grad_(False) of its argument or a parameter; use detach()")
         if kwargs and any(out is t for out in pytree.tree_leaves(kwargs.get("out")) for t in self.given):
             raise InPlaceError("a cell writes its argument by out=…; compute a new value and return it")
         args, kwargs = pytree.tree_map_only(is_tensor, self.stand_in, (args, kwargs or {}))
@@ -56,6 +59,9 @@ class Lend(TorchFunctionMode):
         if func in (torch.nn.functional.embedding, torch.embedding):
             args, kwargs = self._dense(func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _is_from_outside(self, tensor: torch.Tensor) -> bool:
+        return tensor is not self.stand_in(tensor) or any(tensor is t for t in self.given)
 
     def _dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
         """Fake tensors know no sparse gradients: ask for a dense one and remember whose it is."""
