@@ -393,6 +393,7 @@ def run_all(
 
 def main(pattern: str, times: int, only: str) -> None:
     """The long form: every line of the cases with `pattern` in their name, `times` often; `only` these files."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets what runs in its background ignore it
     right = expected()
     for name, make in cases().items():
         if pattern in name:
