@@ -95,7 +95,7 @@ HOOKS = (
     "{M}.register_full_backward_hook(lambda module, inputs, outputs: None)",
     "{p}.register_hook(lambda gradient: gradient * 2)",
     # torch calls it also where a function that the parameter is an argument of has no gradient for it
-    "{p}.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else p.grad.mul_(2) and None)",
+    "{p}.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else p.grad.mul_(2) is None or None)",
 )
 
 CHANGES = (
