@@ -479,3 +479,11 @@ def test_a_cell_does_not_end_the_gradients_of_its_arguments():
     cell = edbatch.cell(lambda x, h: x * h.requires_grad_(False))
     with pytest.raises(RecordingError, match=r"use detach\(\)"):
         edbatch.batch(lambda x: cell(x, x * 2))(X)
+
+
+@pytest.mark.parametrize(
+    "function", [F.gelu, F.silu, torch.sigmoid, torch.tanh, F.relu, F.leaky_relu, F.softplus, F.elu]
+)
+def test_activations_of_parameters_in_cells(function, compilation):
+    weight = nn.Parameter(torch.randn(6))
+    like_torch(edbatch.cell(lambda x: x * function(weight) + function(x)), XG, parameters=[weight])

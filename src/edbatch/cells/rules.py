@@ -109,6 +109,13 @@ def _random(n: Names, op: Op) -> Code:
     return call(n, op.target, *args, **dict(op.kwargs))
 
 
+def _gelu_backward(n: Names, op: Op) -> Code | None:
+    """Elementwise, but torch does not broadcast here."""
+    if all(map(n.is_row, op.operands)):
+        return pointwise(op.target, "grad_input", aten.gelu_backward.grad_input)(n, op)
+    return call(n, op.target, *[Text(n.every(a)) if isinstance(a, Val) else a for a in op.args], **dict(op.kwargs))
+
+
 _OUT = {
     aten.add.Tensor: torch.add, aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div,
     aten.sigmoid.default: torch.sigmoid, aten.tanh.default: torch.tanh, aten.exp.default: torch.exp,
@@ -121,9 +128,7 @@ _OUT = {
     aten.clamp.default: torch.clamp, aten.log1p.default: torch.log1p, aten.expm1.default: torch.expm1,
     aten.reciprocal.default: torch.reciprocal, aten.logical_and.default: torch.logical_and,
 }  # fmt: skip
-_BACKWARD = (
-    aten.sigmoid_backward, aten.tanh_backward, aten.threshold_backward, aten.gelu_backward, aten.silu_backward,
-)  # fmt: skip
+_BACKWARD = aten.sigmoid_backward, aten.tanh_backward, aten.threshold_backward, aten.silu_backward
 _PLAIN = {aten.relu.default: torch.relu, aten.masked_fill.Scalar: torch.masked_fill}
 _ALONG = {
     aten.sum.dim_IntList: torch.sum, aten.mean.dim: torch.mean, aten.amax.default: torch.amax,
@@ -165,6 +170,7 @@ RULES: dict[Any, Rule] = {
     aten.native_layer_norm_backward.default: leading(
         aten.native_layer_norm_backward.default, fixed=(5, 6), dense=(3, 4)
     ),
+    aten.gelu_backward.default: _gelu_backward,
     aten.constant_pad_nd.default: leading(torch.constant_pad_nd),
     aten.tril.default: leading(torch.tril), aten.triu.default: leading(torch.triu),
     aten.select_backward.default: leading(aten.select_backward.default, sizes=1, dim=2),
