@@ -107,7 +107,8 @@ def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tal
     known = next((f for f in tally.findings if f.explains(program, outcome)), None)
     if known is None:
         program = shrink(program, outcome, worker.run, settings.seconds_to_shrink)
-        outcome = worker.run(program) if outcome.kind in ("wrong", "error") else outcome
+        again = worker.run(program) if outcome.kind in ("wrong", "error") else outcome
+        outcome = again if again.is_failure else outcome  # which was not seen again
         known = next((f for f in tally.findings if f.explains(program, outcome)), None)
     if known is not None:
         known.times += 1
