@@ -133,13 +133,14 @@ class Batched(nn.Module):
         {'GRUCell(f32[2])': CellPlan(GRUCell: 11 ops, 9 batches, 0 → 0 → 0 copies)}
         """
         from edbatch.cells.compiled import CompiledCell
+        from edbatch.cells.plan import plan_of
 
         if self.stats is None:
             raise BatchError(
                 "there are no plans yet; call the batched function first (under EDBATCH_EAGER there are none)"
             )
         kernels = self.pipeline.kernel_of.items()
-        return CellPlans({name: kernel.plan for name, kernel in kernels if isinstance(kernel, CompiledCell)})
+        return CellPlans({name: plan_of(kernel) for name, kernel in kernels if isinstance(kernel, CompiledCell)})
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)

@@ -14,6 +14,7 @@ import edbatch
 from edbatch.bench.cells_of_paper import CELLS
 from edbatch.cells.body import Val
 from edbatch.cells.compiled import CompiledCell, compile_cell
+from edbatch.cells.plan import plan_of
 from edbatch.errors import BatchError
 from edbatch.models.tree_lstm import BinaryTreeLSTM
 from edbatch.planning.cell_layout import Kind, Parameter, verify
@@ -37,7 +38,7 @@ def cell_of(function, *shapes) -> CompiledCell:
 
 @pytest.mark.parametrize("name", CELLS)
 def test_copies_of_the_papers_cells(name):
-    plan = paper_cell(name).plan
+    plan = plan_of(paper_cell(name))
     assert plan.planned.num_copies <= REACHABLE[name]
     assert plan.planned.num_copies <= plan.without.num_copies
     assert plan.gathered.num_copies == 0
@@ -48,7 +49,7 @@ def test_copies_of_the_papers_cells(name):
 
 @pytest.mark.parametrize("name", CELLS)
 def test_layouts_are_verified(name):
-    plan = paper_cell(name).plan
+    plan = plan_of(paper_cell(name))
     for layout in (plan.without, plan.planned, plan.gathered):
         layout.graph.check()
         assert verify(layout.graph, layout.batches, layout.order) == layout
@@ -63,7 +64,7 @@ def values_of(cell: CompiledCell) -> dict[str, torch.Tensor]:
             made = op.replace(lambda v: values[v.index])
             values[body.num_inputs + i] = made.target(*made.args, **dict(made.kwargs))
     found = {}
-    for name in cell.plan.cell.value_names:
+    for name in plan_of(cell).cell.value_names:
         index, _, part = name.removeprefix("%").partition("[")
         if index.isdigit():
             flat = values[int(index)].flatten()
@@ -83,7 +84,7 @@ MORE = {
 @pytest.mark.parametrize("name", [*CELLS, *MORE])
 def test_runs_are_the_memory_that_ops_read(name):
     cell = paper_cell(name) if name in CELLS else cell_of(MORE[name][0], *MORE[name][1])
-    values, plan, body = values_of(cell), cell.plan, cell.body
+    values, plan, body = values_of(cell), plan_of(cell), cell.body
     names = plan.cell.value_names
     for op in plan.planned.graph.ops:
         made = body.op(Val(int(names[op.results[0]].removeprefix("%").partition("[")[0])))
@@ -98,18 +99,18 @@ def test_runs_are_the_memory_that_ops_read(name):
 
 @pytest.mark.parametrize("case", bodies.CASES, ids=lambda case: case.name)
 def test_every_body_has_a_plan(case):
-    plan = compiled(case.make(), [case.draw()]).plan
+    plan = plan_of(compiled(case.make(), [case.draw()]))
     assert plan.num_batches <= plan.num_ops
     assert plan.planned.bytes_copied <= plan.without.bytes_copied
     assert plan.name in str(plan)
 
 
 def batch_sizes(cell: CompiledCell) -> list[int]:
-    return sorted(map(len, cell.plan.planned.batches))
+    return sorted(map(len, plan_of(cell).planned.batches))
 
 
 def test_pieces_of_a_chunked_product_are_batched():
-    plan = cell_of(BinaryTreeLSTM(DIM), *MORE["chunked"][1]).plan
+    plan = plan_of(cell_of(BinaryTreeLSTM(DIM), *MORE["chunked"][1]))
     sigmoids = [members for members in plan.planned.batches if "sigmoid" in plan.cell.op_names[members[0]]]
     assert list(map(len, sigmoids)) == [4]
     assert plan.gathered.num_copies == 0
@@ -118,10 +119,12 @@ def test_pieces_of_a_chunked_product_are_batched():
 def test_products_of_one_operand_are_one_wide_product():
     first, second, third = (nn.Linear(DIM, DIM) for _ in range(3))
     cell = cell_of(lambda x, y: first(x).tanh() + second(x).tanh() + third(y).tanh(), (DIM,), (DIM,))
-    products = [m for m in cell.plan.planned.batches if "addmm" in cell.plan.cell.op_names[m[0]]]
+    products = [m for m in plan_of(cell).planned.batches if "addmm" in plan_of(cell).cell.op_names[m[0]]]
     assert sorted(map(len, products)) == [1, 2]
-    wide = next(i for i, members in enumerate(cell.plan.planned.batches) if members in products and len(members) == 2)
-    assert [a.kind for a in cell.plan.planned.accesses if a.batch == wide] == [
+    wide = next(
+        i for i, members in enumerate(plan_of(cell).planned.batches) if members in products and len(members) == 2
+    )
+    assert [a.kind for a in plan_of(cell).planned.accesses if a.batch == wide] == [
         Kind.VIEW, Kind.STACKED, Kind.BROADCAST, Kind.STACKED,
     ]  # fmt: skip
 
@@ -134,7 +137,7 @@ def test_other_operands_are_another_signature():
 
 
 def test_random_draws_are_not_batched():
-    plan = cell_of(lambda x, y: F.dropout(x) + F.dropout(y), (3,), (3,)).plan
+    plan = plan_of(cell_of(lambda x, y: F.dropout(x) + F.dropout(y), (3,), (3,)))
     draws = {i for i, text in enumerate(plan.cell.op_names) if "bernoulli" in text}
     assert len(draws) == 2
     assert all((i,) in plan.planned.batches for i in draws)
@@ -142,20 +145,20 @@ def test_random_draws_are_not_batched():
 
 def test_outputs_that_no_op_makes_are_written():
     cell = cell_of(lambda x, y: (torch.cat((x, y)), x, y.tanh()), (3,), (2,))
-    written = [text for text in cell.plan.cell.op_names if text.startswith("out")]
+    written = [text for text in plan_of(cell).cell.op_names if text.startswith("out")]
     assert written == ["out0 = (%0 %1)", "out1 = %0"]
-    assert cell.plan.gathered.num_copies == 0
+    assert plan_of(cell).gathered.num_copies == 0
 
 
 def test_cells_without_work_and_parameters_alone():
-    assert cell_of(lambda x: x, (3,)).plan.num_ops == 1
+    assert plan_of(cell_of(lambda x: x, (3,))).num_ops == 1
     weight = nn.Parameter(torch.ones(2))
-    assert cell_of(lambda x: (weight.exp(), x.exp()), (2,)).plan.num_ops == 1
+    assert plan_of(cell_of(lambda x: (weight.exp(), x.exp()), (2,))).num_ops == 1
 
 
 def test_plan_is_for_people():
     cell = paper_cell("TreeLSTM-internal")
-    text = str(cell.plan)
+    text = str(plan_of(cell))
     assert text.startswith("TreeLSTM-internal: 17 ops in 9 batches")
     for part in (
         "%18 = addmm.default(shared %5, (%0 %2), shared %17) : f32[1,4]", "%20 = sigmoid.default(%18) : f32[4]",
@@ -164,7 +167,7 @@ def test_plan_is_for_people():
         "with inputs gathered side by side: 0, 0 bytes", "def infer(B, rows, pro, outs):",
     ):  # fmt: skip
         assert part in text
-    assert repr(cell.plan) == "CellPlan(TreeLSTM-internal: 17 ops, 9 batches, 7 → 2 → 0 copies)"
+    assert repr(plan_of(cell)) == "CellPlan(TreeLSTM-internal: 17 ops, 9 batches, 7 → 2 → 0 copies)"
 
 
 def test_plans_of_a_batched_function():

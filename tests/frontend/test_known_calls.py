@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 import edbatch
-from edbatch.frontend import interception, known_calls
+from edbatch.frontend import interception, known_calls, watch
 from edbatch.frontend.recorder import Recorder
 
 X = torch.randn(4, 3)
@@ -126,17 +126,17 @@ def test_few_calls_go_the_long_way(monkeypatch):
 def check_same_items():
     one, other = {"a": 1.5, "b": [2]}, {}
     dicts, items = [one, other], [("a", one["a"], "b", one["b"]), ()]
-    assert known_calls.same_items(dicts, items)
+    assert watch.same_items(dicts, items)
     for key, value in (("b", [2]), ("c", 3)):
         one[key] = value  # another object, another item
-        assert not known_calls.same_items(dicts, items)
+        assert not watch.same_items(dicts, items)
         one.pop("c", None)
     one["b"] = items[0][3]
-    assert known_calls.same_items(dicts, items)
+    assert watch.same_items(dicts, items)
     one["b"] = one.pop("a")
     one["c"] = items[0][3]
-    assert not known_calls.same_items(dicts, items)
-    assert not known_calls.same_items([other, other], items)
+    assert not watch.same_items(dicts, items)
+    assert not watch.same_items([other, other], items)
 
 
 def test_items_that_are_the_same():

@@ -24,6 +24,7 @@ from edbatch.bench.cells_of_paper import CELLS
 from edbatch.bench.measure import BenchError
 from edbatch.cells.compiled import CompiledCell, compile_cell
 from edbatch.cells.kernel import Read
+from edbatch.cells.plan import plan_of
 from edbatch.planning.cell_layout import CellLayout
 from edbatch.runtime.launch import Binding
 from edbatch.spec import Spec
@@ -91,11 +92,12 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
     advance()
     with torch.inference_mode():
         rounds = measure.interleave(contenders, settings.repeats, advance=advance)
+    plan = plan_of(cell)
     return {
         "hidden": hidden,
-        "num_ops": cell.plan.num_ops,
-        "num_batches": cell.plan.num_batches,
-        **{kind: _copies(getattr(cell.plan, kind)) for kind in LAYOUTS},
+        "num_ops": plan.num_ops,
+        "num_batches": plan.num_batches,
+        **{kind: _copies(getattr(plan, kind)) for kind in LAYOUTS},
         **{
             kind: {
                 str(size): rounds.spread(f"{kind} {size}").scaled(1e6 / bursts[f"{kind} {size}"])._asdict()

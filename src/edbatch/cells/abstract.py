@@ -16,8 +16,7 @@ from typing import Any
 
 import torch
 
-from edbatch.cells.body import Body, Op, Val, live_values, swap_vals
-from edbatch.cells.rules import VIEWS
+from edbatch.cells.body import VIEWS, Body, Op, Val, live_values, swap_vals
 from edbatch.planning.cell_layout import CellGraph, CellOp, Operand, Parameter, Run
 from edbatch.spec import Spec
 

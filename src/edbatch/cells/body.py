@@ -19,6 +19,11 @@ from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
 SpecTree = Spec | tuple["Spec | None", ...] | None
+aten = torch.ops.aten
+VIEWS = frozenset({
+    aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int,
+    aten.diagonal.default, aten.as_strided.default, aten.unfold.default,
+})  # fmt: skip  # ops whose result lies in the memory of their operand
 
 
 @dataclass(frozen=True, slots=True)

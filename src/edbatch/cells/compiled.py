@@ -31,7 +31,6 @@ from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.cells.fused_cell import FusedCell
-    from edbatch.cells.plan import CellPlan
 
 
 @dataclass(frozen=True)
@@ -185,13 +184,6 @@ class CompiledCell:
         """The code of inference: what runs fused, as far as it was asked for, and what runs elsewhere."""
         fused = [text for cell in self._fused.values() if cell for text in cell.sources]
         return "\n".join([*fused, *(program.source for program in self.programs)])
-
-    @property
-    def plan(self) -> CellPlan:
-        """What of the body is batched, where its values lie and what is copied: `print(cell.plan)`."""
-        from edbatch.cells.plan import plan_of  # for people: a cell runs without it
-
-        return plan_of(self.body, name=self.name, source=self.source)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 
-from edbatch.cells.body import Body, Op, Val, find_vals
+from edbatch.cells.body import VIEWS, Body, Op, Val, find_vals
 from edbatch.cells.code import Code, Mapped
 from edbatch.cells.program import Emitted, Program
-from edbatch.cells.rules import VIEWS, batched, shared
+from edbatch.cells.rules import batched, shared
 from edbatch.spec import Spec
 
 aten = torch.ops.aten

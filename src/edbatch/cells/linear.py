@@ -12,8 +12,7 @@ from typing import Any
 
 import torch
 
-from edbatch.cells.body import Across, Body, Draft, Op, Val
-from edbatch.cells.rules import VIEWS
+from edbatch.cells.body import VIEWS, Across, Body, Draft, Op, Val
 from edbatch.cells.simplify import cast, permute, view
 from edbatch.spec import Spec
 

@@ -13,13 +13,12 @@ from functools import cached_property
 
 import torch
 
-from edbatch.cells.body import Body, Op, Val
+from edbatch.cells.body import VIEWS, Body, Op, Val
 from edbatch.cells.outer import columns
 from edbatch.cells.pieces import PIECES, behind_shifts
 from edbatch.cells.pointwise import DTYPES, FLOATS, is_known
 from edbatch.cells.program import Program
 from edbatch.cells.reductions import REDUCTIONS, is_reduction
-from edbatch.cells.rules import VIEWS
 from edbatch.spec import Spec
 
 aten = torch.ops.aten

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from edbatch.cells.abstract import AbstractCell, abstract
-from edbatch.cells.body import Body
+from edbatch.cells.compiled import CompiledCell
 from edbatch.planning.cell_layout import CellLayout, Kind, in_plain_order, plan_cell
 
 
@@ -79,8 +79,10 @@ class CellPlan:
         return between.join(self.cell.value_names[value] for value in values)
 
 
-def plan_of(body: Body, *, name: str, source: str) -> CellPlan:
+def plan_of(kernel: CompiledCell) -> CellPlan:
     """Plan the forward part of a cell's body."""
-    cell = abstract(body)
+    cell = abstract(kernel.body)
     placed = replace(cell.graph, outside=cell.graph.outside - cell.inputs)
-    return CellPlan(name, cell, in_plain_order(cell.graph), plan_cell(cell.graph), plan_cell(placed), source)
+    return CellPlan(
+        kernel.name, cell, in_plain_order(cell.graph), plan_cell(cell.graph), plan_cell(placed), kernel.source
+    )

@@ -146,10 +146,6 @@ _RANDOM = (
     aten.randn_like.default, aten.uniform.default, aten.normal_functional.default, aten.randint_like.default,
     aten.randint_like.low_dtype,
 )  # fmt: skip
-VIEWS = frozenset({
-    aten.view.default, aten.permute.default, aten.expand.default, aten.slice.Tensor, aten.select.int,
-    aten.diagonal.default, aten.as_strided.default, aten.unfold.default,
-})  # fmt: skip
 RULES: dict[Any, Rule] = {
     **{target: pointwise(function, out="out") for target, function in _OUT.items()},
     **{target: pointwise(function) for target, function in _PLAIN.items()},

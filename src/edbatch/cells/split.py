@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import torch
 
-from edbatch.cells.body import Body, Draft, Val, live_values
+from edbatch.cells.body import VIEWS, Body, Draft, Val, live_values
 from edbatch.cells.linear import EMBED, SPARSE, Summing, is_zero, without_tangents
 from edbatch.cells.program import Place, Program
-from edbatch.cells.rules import VIEWS
 from edbatch.cells.stack_sums import stack_sums
 from edbatch.spec import Spec
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from array import array
 from functools import partial
-from itertools import chain
-from operator import is_
 from typing import TYPE_CHECKING, Any
 
 from torch import nn
@@ -19,7 +17,7 @@ from edbatch.frontend.lazy import Lazy, PendingSum
 from edbatch.spec import float_bits, is_tensor
 
 try:
-    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers, same_items
+    from edbatch.frontend._calls import KnownCalls, ModuleCall, Numbers
 
     RECORDS_IN_C = True
 except ImportError:
@@ -42,15 +40,11 @@ except ImportError:
     def ModuleCall(active: Any, otherwise: Any) -> Any:  # type: ignore[no-redef]
         return otherwise
 
-    def same_items(dicts: Any, items: Any) -> bool:  # type: ignore[misc]
-        held = [tuple(chain.from_iterable(d.items())) for d in dicts]
-        return list(map(len, held)) == list(map(len, items)) and all(map(is_, chain(*held), chain(*items)))
-
 
 if TYPE_CHECKING:
     from edbatch.frontend.recorder import Recorder
 
-__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "same_items", "signature_of"]  # fmt: skip
+__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]  # fmt: skip
 
 
 class _NoValue:

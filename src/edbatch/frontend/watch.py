@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
 from itertools import chain
+from operator import is_
 from typing import Any
 
 import torch
@@ -16,9 +17,18 @@ from torch import nn
 from torch.nn.modules import module as _module
 
 from edbatch.frontend.attributes import SCALARS, can_change, describe, mark, settings_of
-from edbatch.frontend.known_calls import same_items
 from edbatch.frontend.marking import numbers_to_tensors
 from edbatch.modules import buffers_of, modules_of, parameters_of
+
+try:
+    from edbatch.frontend._calls import same_items
+except ImportError:
+
+    def same_items(dicts: Any, items: Any) -> bool:  # type: ignore[misc]
+        """Whether dicts hold the very objects that they held, given as tuples of keys and values in turn."""
+        held = [tuple(chain.from_iterable(d.items())) for d in dicts]
+        return list(map(len, held)) == list(map(len, items)) and all(map(is_, chain(*held), chain(*items)))
+
 
 TABLES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
