@@ -11,7 +11,7 @@ help: ## list what can be made
 
 venv: $(STAMP) ## create .venv with everything in it
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(wildcard src/edbatch/*.c src/edbatch/*/*.c)
+$(STAMP): pyproject.toml setup.py constraints.txt $(shell find src -name "*.c")
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing torch and what else is needed, a minute or two'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'

@@ -4,8 +4,8 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        Extension("edbatch._inside", ["src/edbatch/_inside.c"], optional=True),
-        Extension("edbatch.frontend._calls", ["src/edbatch/frontend/_calls.c"], optional=True),
-        Extension("edbatch.cells._blas", ["src/edbatch/cells/_blas.c"], optional=True),
+        Extension("edbatch.torch_state._inside", ["src/edbatch/torch_state/_inside.c"], optional=True),
+        Extension("edbatch.recording._calls", ["src/edbatch/recording/_calls.c"], optional=True),
+        Extension("edbatch.cells.fused.library._blas", ["src/edbatch/cells/fused/library/_blas.c"], optional=True),
     ]
 )

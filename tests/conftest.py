@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from edbatch.runtime import forward
+from edbatch.runtime import execution
 
 settings.register_profile("edbatch", deadline=None, derandomize=True)  # the first example may compile kernels
 settings.load_profile("edbatch")
@@ -38,7 +38,7 @@ class NoFallback:
 def compilation(request, monkeypatch):
     """Runs a test twice: with cells as fused kernels, and as torch ops."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1" if request.param == "compiled" else "0")
-    monkeypatch.setattr(forward, "log", NoFallback())
+    monkeypatch.setattr(execution, "log", NoFallback())
     return request.param
 
 
@@ -46,13 +46,13 @@ def compilation(request, monkeypatch):
 def compiled(monkeypatch):
     """Cells run as fused kernels."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1")
-    monkeypatch.setattr(forward, "log", NoFallback())
+    monkeypatch.setattr(execution, "log", NoFallback())
 
 
 @pytest.fixture
 def small_blocks(monkeypatch, compiled):
     """Every product that may run as blocks of columns does, however small it is."""
-    from edbatch.cells import blocks
+    from edbatch.cells.fused import blocks
 
     monkeypatch.setattr(blocks, "SMALLEST_BLOCK", 1)
     monkeypatch.setattr(blocks, "SMALLEST_WEIGHT", 1)

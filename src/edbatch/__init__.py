@@ -37,13 +37,13 @@ from edbatch import policies
 from edbatch.batched import Batched, batch
 from edbatch.checking import check, record
 from edbatch.errors import EdbatchError
-from edbatch.frontend.marking import cell
-from edbatch.planning.graph import Graph
-from edbatch.planning.learning import learn_policy
-from edbatch.planning.policy_file import load_policy
-from edbatch.planning.pq_tree import PQTree
-from edbatch.planning.schedule import Schedule, schedule
+from edbatch.pq.tree import PQTree
+from edbatch.recording.program.marking import cell
 from edbatch.runtime.frozen import frozen
+from edbatch.scheduling.graph import Graph
+from edbatch.scheduling.learning import learn_policy
+from edbatch.scheduling.policy_file import load_policy
+from edbatch.scheduling.schedule import Schedule, schedule
 
 __version__ = "0.1.0"
 __all__ = [

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from edbatch.errors import BatchError
-from edbatch.explain import explain
-from edbatch.frontend.interception import one_by_one
-from edbatch.frontend.marking import active, plain_loop
-from edbatch.frontend.outside_compile import outside_compile
-from edbatch.frontend.refusals import refuse_transforms
-from edbatch.frontend.results import STACKS, Results
+from edbatch.inspection.explain import explain
 from edbatch.pipeline import Pipeline, zip_columns
-from edbatch.planning import policies
-from edbatch.planning.schedule import Policy
-from edbatch.runtime.forward import Compiling
+from edbatch.recording.interception import one_by_one
+from edbatch.recording.program.marking import active, plain_loop
+from edbatch.recording.results import STACKS, Results
+from edbatch.recording.values.refusals import refuse_transforms
+from edbatch.runtime.execution import Compiling
+from edbatch.scheduling import policies
+from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats
+from edbatch.torch_state.outside_compile import outside_compile
 
 if TYPE_CHECKING:
-    from edbatch.cells.plan import CellPlan
+    from edbatch.inspection.cell_plan import CellPlan
 
 
 class CellPlans(dict[str, "CellPlan"]):
@@ -133,7 +133,7 @@ class Batched(nn.Module):
         {'GRUCell(f32[2])': CellPlan(GRUCell: 11 ops, 9 batches, 0 → 0 → 0 copies)}
         """
         from edbatch.cells.compiled import CompiledCell
-        from edbatch.cells.plan import plan_of
+        from edbatch.inspection.cell_plan import plan_of
 
         if self.stats is None:
             raise BatchError(

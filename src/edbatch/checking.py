@@ -12,9 +12,9 @@ from torch.utils import _pytree as pytree
 
 from edbatch.batched import Batched, batch
 from edbatch.errors import CheckError
-from edbatch.frontend.rewrite import rewrite
-from edbatch.modules import modules_of, parameters_of
-from edbatch.planning.graph import Graph
+from edbatch.rewriting.rewrite import rewrite
+from edbatch.scheduling.graph import Graph
+from edbatch.torch_state.modules import modules_of, parameters_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor
 COARSE = 3e-2  # 16-bit floats

@@ -1,10 +1,10 @@
 """The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → tensors.
 
-    record     frontend/   every cell call and torch function on lazy values becomes a node
-    rewrite    frontend/   sums are absorbed by the nodes that read them; what need not wait for a recurrence runs ahead
-    schedule   planning/   a policy decides which nodes run together, and when
-    plan       planning/   where values lie in memory, which rows each batch reads
-    run        runtime/    batch after batch; backward in reverse
+    record     recording/    every cell call and torch function on lazy values becomes a node; or replay/, by keys
+    rewrite    rewriting/    sums are absorbed by the nodes that read them; what need not wait for a recurrence runs ahead
+    schedule   scheduling/   a policy decides which nodes run together, and when
+    plan       layout/       where values lie in memory, which rows each batch reads
+    run        runtime/      batch after batch; backward in reverse
 
 What lasts from call to call is kept here: the kernels of the function's cells, what is known of types that occur
 together, the pieces of examples that are known by their keys, and the pool of memory. Errors raised deeper down state a
@@ -26,27 +26,27 @@ from torch import Tensor, nn
 
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
-from edbatch.frontend.interception import Shortcuts, recording
-from edbatch.frontend.joining import join
-from edbatch.frontend.kernels import KernelCache
-from edbatch.frontend.known_examples import KnownExamples
-from edbatch.frontend.names import Names
-from edbatch.frontend.paths import Paths
-from edbatch.frontend.pieces import PieceRecorder
-from edbatch.frontend.recorder import Recorder
-from edbatch.frontend.recording import Recording
-from edbatch.frontend.refusals import explained, refuse_tangents
-from edbatch.frontend.results import Results
-from edbatch.frontend.rewrite import rewrite
-from edbatch.frontend.type_set import TypeSet, TypeSets
-from edbatch.modules import buffers_of, modules_of, parameters_of
-from edbatch.planning.schedule import Policy
+from edbatch.recording.calls.names import Names
+from edbatch.recording.interception import Shortcuts, recording
+from edbatch.recording.program.paths import Paths
+from edbatch.recording.recorder import Recorder
+from edbatch.recording.results import Results
+from edbatch.recording.types.kernel_cache import KernelCache
+from edbatch.recording.types.recording import Recording
+from edbatch.recording.types.type_set import TypeSet, TypeSets
+from edbatch.recording.values.refusals import explained, refuse_tangents
+from edbatch.replay.example_recorder import PieceRecorder
+from edbatch.replay.joining import join
+from edbatch.replay.known_examples import KnownExamples
+from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
-from edbatch.runtime.forward import Compiling, Execution, Plan, make_plan
+from edbatch.runtime.execution import Compiling, Execution, Plan, make_plan
 from edbatch.runtime.needs import Needs, find_needs, with_wanted_gradients
+from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats, Stopwatch
-from edbatch.surroundings import Made, Surroundings, inside
+from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
+from edbatch.torch_state.surroundings import Made, Surroundings, inside
 
 _HERE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
 

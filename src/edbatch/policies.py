@@ -1,7 +1,8 @@
 """The policies, under their public name `edbatch.policies`."""
 
-from edbatch.planning.fsm import Fsm
-from edbatch.planning.policies import (
+from edbatch.scheduling.fsm import Fsm
+from edbatch.scheduling.learning_record import QLearning
+from edbatch.scheduling.policies import (
     Agenda,
     AgendaRemaining,
     BoundGreedy,
@@ -11,7 +12,6 @@ from edbatch.planning.policies import (
     RatioGreedy,
     from_name,
 )  # fmt: skip
-from edbatch.planning.training import QLearning
 
 __all__ = [
     "Agenda", "AgendaRemaining", "BoundGreedy", "Depth", "Exact", "Fsm", "Learned", "QLearning", "RatioGreedy",

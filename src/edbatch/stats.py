@@ -8,10 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from edbatch.planning.graph import Graph
-from edbatch.planning.layout import Ints
-from edbatch.planning.schedule import Schedule
-from edbatch.runtime.forward import Plan
+from edbatch.layout.layout import Ints
+from edbatch.runtime.execution import Plan
+from edbatch.scheduling.graph import Graph
+from edbatch.scheduling.schedule import Schedule
 
 
 class Stopwatch:

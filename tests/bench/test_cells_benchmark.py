@@ -8,8 +8,8 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from edbatch.bench import cells
-from edbatch.bench.cells_of_paper import CELLS
+from edbatch.bench.kernels import cells
+from edbatch.bench.kernels.cells_of_paper import CELLS
 from edbatch.bench.measure import BenchError
 from edbatch.cli import app
 

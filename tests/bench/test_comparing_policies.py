@@ -11,12 +11,13 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from edbatch import cli
-from edbatch.bench import measure, policies, small_graphs, total_time
+from edbatch.bench import measure, policies, total_time
+from edbatch.bench.kernels import small_graphs
 from edbatch.bench.measure import BenchError
 from edbatch.bench.policies import HEURISTICS, LEARNERS, Settings
 from edbatch.datasets import DatasetError
-from edbatch.planning.learning import learn_policy
 from edbatch.policies import Depth, Learned, QLearning
+from edbatch.scheduling.learning import learn_policy
 
 TINY = Settings(
     ("tree-gru", "tree-lstm", "tree-lstm-2type"), batch_size=2, unseen=2, seeds=(0, 1), small_graphs=5, rounds=2,

@@ -11,8 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from edbatch.bench import dynet
-from edbatch.bench.dynet_models import LOSSES
+from edbatch.bench.dynet import contender as dynet
+from edbatch.bench.dynet.models import LOSSES
 from edbatch.bench.measure import BenchError
 from edbatch.workloads import find
 

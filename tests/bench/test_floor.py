@@ -15,10 +15,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import edbatch
-from edbatch.bench import floor, launch_cost, scale, workloads
+from edbatch.bench import floor, scale, workloads
+from edbatch.bench.kernels import launch_cost
+from edbatch.bench.kernels.products_alone import Launched, Product, ProductsAlone, launched, left_out
 from edbatch.bench.measure import BenchError
-from edbatch.bench.products_alone import Launched, Product, ProductsAlone, launched, left_out
-from edbatch.cells import across
+from edbatch.cells.torch_ops import across
 from edbatch.workloads import find
 
 f32 = torch.float32

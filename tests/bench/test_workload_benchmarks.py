@@ -9,7 +9,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from edbatch.bench import segments, workloads
+from edbatch.bench import workloads
+from edbatch.bench.kernels import segments
 from edbatch.bench.measure import BenchError
 from edbatch.workloads import find
 

@@ -11,7 +11,7 @@ import pytest
 from edbatch.datasets import DatasetError
 from edbatch.datasets.graphs import STRUCTURES, mini_batch_graphs
 from edbatch.errors import EdbatchError
-from edbatch.planning.graph import Graph
+from edbatch.scheduling.graph import Graph
 
 TREES, TAGS = "(3 (2 a) (3 (2 b) (4 c)))\n(1 d)\n", "a|O b|O c|O\nd|O\n"
 LATTICES = "2\n3\n0 3 3\n0\n1 0 7\n2 1 8 0 9\n\n2\n0 3\n0\n1 0 7\n"

@@ -12,10 +12,10 @@ from typing import TypeVar
 import pytest
 
 from edbatch.datasets.lattices import Lattice, load_lattices
-from edbatch.datasets.random_lattices import random_lattices
-from edbatch.datasets.random_sentences import random_sentences
-from edbatch.datasets.random_translations import random_translations
-from edbatch.datasets.random_trees import random_trees
+from edbatch.datasets.synthetic.random_lattices import random_lattices
+from edbatch.datasets.synthetic.random_sentences import random_sentences
+from edbatch.datasets.synthetic.random_translations import random_translations
+from edbatch.datasets.synthetic.random_trees import random_trees
 from edbatch.datasets.tags import Sentence, load_tags
 from edbatch.datasets.translations import load_pairs
 from edbatch.datasets.trees import Tree, load_trees

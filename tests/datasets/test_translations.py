@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edbatch.datasets import DatasetError, Pair, Vocabulary, load_pairs, random_translations, read_pairs
-from edbatch.datasets.random_translations import dictionary
+from edbatch.datasets.synthetic.random_translations import dictionary
 from edbatch.datasets.translations import MARKS
 
 

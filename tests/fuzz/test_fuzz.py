@@ -73,7 +73,7 @@ def test_generating_leaves_torch_as_it_was():
 
 def plant_value(monkeypatch):
     """Batched results are off by a thousandth."""
-    from edbatch.runtime.forward import Execution
+    from edbatch.runtime.execution import Execution
 
     gather = Execution.gather
     monkeypatch.setattr(Execution, "gather", lambda self, group: gather(self, group) + 1e-3)

@@ -7,7 +7,7 @@ import torch
 from model_cases import CASE_OF
 
 import edbatch
-from edbatch.bench.listed_sums import ListedLatticeLSTM, ListedRandomDag
+from edbatch.bench.kernels.listed_sums import ListedLatticeLSTM, ListedRandomDag
 
 LISTED = {"lattice-lstm": ListedLatticeLSTM, "random-dag": ListedRandomDag}
 

@@ -17,11 +17,11 @@ import pytest
 from rich.console import Console
 
 import edbatch
-from edbatch.planning.fsm import MARKS, Fsm
-from edbatch.planning.training import Evaluation, Training
 from edbatch.report import learn, pictures, words
 from edbatch.report.learn import FILES, Settings
 from edbatch.report.output import OutputError
+from edbatch.scheduling.fsm import MARKS, Fsm
+from edbatch.scheduling.learning_record import Evaluation, Training
 from edbatch.workloads import WorkloadError
 
 SMALL = Settings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60, hidden=4)
@@ -295,7 +295,7 @@ def test_machine_of_many_states_and_types():
     assert sum(text.startswith("module 0") for text in texts) == 2 * pictures.SHOWN_STATES
 
 
-@pytest.mark.parametrize("encoding", edbatch.planning.fsm.ENCODINGS)
+@pytest.mark.parametrize("encoding", edbatch.scheduling.fsm.ENCODINGS)
 def test_legend_has_the_marks_of_the_encoding(encoding):
     texts = text_in(pictures.draw_machine(machine(encoding=encoding), "w"))
     for mark, meaning in words.MEANING_OF.items():

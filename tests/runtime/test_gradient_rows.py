@@ -5,7 +5,7 @@ import torch
 
 import edbatch
 import zoo
-from edbatch.planning.gradient_rows import STORE
+from edbatch.layout.gradient_rows import STORE
 from edbatch.runtime import backward
 from edbatch.runtime.arena import Lease
 from test_equal import assert_equal, gradients, tensors

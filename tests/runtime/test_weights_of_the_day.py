@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import edbatch
-from edbatch.cells import fused_cell
-from edbatch.cells.fused_cell import FusedCell
+from edbatch.cells.fused import cell as fused_cell
+from edbatch.cells.fused.cell import FusedCell
 from edbatch.errors import FrozenError
 
 DIM = 5

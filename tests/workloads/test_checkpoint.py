@@ -48,7 +48,7 @@ def test_a_file_cut_anywhere_is_damaged(saved, tmp_path):
 def test_a_failed_save_leaves_the_one_before(saved, tmp_path, monkeypatch):
     checkpoints.save(saved, tmp_path)
     before = (tmp_path / FILE).read_bytes()
-    monkeypatch.setattr("edbatch.atomic.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    monkeypatch.setattr("edbatch.storage.atomic.os.replace", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
     with pytest.raises(OSError, match="disk full"):
         checkpoints.save(saved, tmp_path)
     assert (tmp_path / FILE).read_bytes() == before

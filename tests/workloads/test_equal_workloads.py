@@ -12,7 +12,7 @@ import torch
 
 import edbatch
 from edbatch.datasets import Dag
-from edbatch.planning.policies import from_name
+from edbatch.scheduling.policies import from_name
 from edbatch.workloads import WORKLOADS
 
 POLICIES = ["depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned"]

@@ -17,10 +17,11 @@ import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
-from edbatch.bench import launch_cost, measure, mini_batch, workloads
+from edbatch.bench import measure, mini_batch, workloads
+from edbatch.bench.kernels import launch_cost
+from edbatch.bench.kernels.products_alone import Launched, ProductsAlone, launched, left_out
 from edbatch.bench.measure import Rounds, Spread
-from edbatch.bench.products_alone import Launched, ProductsAlone, launched, left_out
-from edbatch.runtime.forward import Execution
+from edbatch.runtime.execution import Execution
 from edbatch.stats import Stopwatch
 from edbatch.workloads import Workload
 

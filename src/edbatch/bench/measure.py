@@ -22,9 +22,9 @@ import torch
 from rich.console import Console
 from rich.progress import Progress
 
-from edbatch.atomic import can_write, write_atomically
 from edbatch.datasets.files import data_folder
 from edbatch.errors import EdbatchError
+from edbatch.storage.atomic import can_write, write_atomically
 
 MIN_ROUNDS = 30
 

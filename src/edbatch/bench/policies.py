@@ -15,16 +15,17 @@ from typing import Any
 from rich.box import SIMPLE
 from rich.table import Table
 
-from edbatch.bench import measure, small_graphs, total_time
+from edbatch.bench import measure, total_time
+from edbatch.bench.kernels import small_graphs
+from edbatch.bench.kernels.small_graphs import LOWER_BOUND
 from edbatch.bench.measure import MIN_ROUNDS
-from edbatch.bench.small_graphs import LOWER_BOUND
 from edbatch.bench.total_time import BOUND_GREEDY, LEARNED
 from edbatch.datasets.files import data_folder
 from edbatch.datasets.graphs import STRUCTURES, mini_batch_graphs
-from edbatch.planning.graph import Graph
-from edbatch.planning.learning import learn_policy
-from edbatch.planning.schedule import Policy
 from edbatch.policies import Agenda, AgendaRemaining, BoundGreedy, Depth, Fsm, Learned, QLearning, RatioGreedy
+from edbatch.scheduling.graph import Graph
+from edbatch.scheduling.learning import learn_policy
+from edbatch.scheduling.schedule import Policy
 
 BEAM_4, BEAM_64, MACHINE, RULE = "beam 4", "beam 64", "machine alone", "rule alone"
 LEARNING, THOUSAND_EPISODES = "learning", "1,000 episodes"

@@ -16,21 +16,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils._pytree as pytree
 
-from edbatch.cells.body import Body
-from edbatch.cells.capture import Captured, capture
-from edbatch.cells.emit import emit
-from edbatch.cells.hoisting import Piece, hoist
+from edbatch.cells.body.body import Body
+from edbatch.cells.body.program import Emitted, Program
+from edbatch.cells.body.simplify import simplify
+from edbatch.cells.body.split import Split, infer, prologue, split
+from edbatch.cells.capture.capture import Captured, capture
+from edbatch.cells.capture.cut_points import Piece, hoist
+from edbatch.cells.capture.recapture import Recapture
 from edbatch.cells.kernel import Kernel, Mask, Reads, Take
-from edbatch.cells.program import Emitted, Program
-from edbatch.cells.recapture import Recapture
-from edbatch.cells.simplify import simplify
-from edbatch.cells.split import Split, infer, prologue, split
-from edbatch.cells.verify import Verification
+from edbatch.cells.torch_ops.emit import emit
+from edbatch.cells.torch_ops.verify import Verification
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 
 if TYPE_CHECKING:
-    from edbatch.cells.fused_cell import FusedCell
+    from edbatch.cells.fused.cell import FusedCell
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class CompiledCell:
     def fused(self, reads: Reads, exact_math: bool) -> FusedCell | None:
         """The cell as launches of fused kernels, for the CPU; see `FusedCell`. None if that was given up."""
         if (reads, exact_math) not in self._fused:
-            from edbatch.cells.fused_cell import FusedCell  # at first use: it imports numba
+            from edbatch.cells.fused.cell import FusedCell  # at first use: it imports numba
 
             self._fused.setdefault((reads, exact_math), FusedCell(self, reads, exact_math))
         return self._fused[reads, exact_math]

@@ -14,12 +14,12 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from edbatch.cells.in_place import is_in_place
+from edbatch.cells.capture.in_place import is_in_place
+from edbatch.cells.capture.modes import Modes
 from edbatch.cells.kernel import Mask, Take
-from edbatch.cells.modes import Modes
 from edbatch.errors import BatchError, GradientError, InPlaceError, RecordingError
 from edbatch.spec import Spec
-from edbatch.surroundings import inside, undrawn
+from edbatch.torch_state.surroundings import inside, undrawn
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
 

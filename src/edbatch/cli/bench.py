@@ -148,9 +148,9 @@ def bench_workloads(
     Example: `edbatch bench workloads --workload lattice-lstm --batch-size 64 --hidden 256`
     """
     with clear_errors():
-        from edbatch.atomic import write_atomically
         from edbatch.bench import workloads as benchmark
         from edbatch.bench.measure import check_output
+        from edbatch.storage.atomic import write_atomically
 
         settings = benchmark.Settings(
             tuple(workload or ()), batch_size, hidden, rounds, threads, one_by_one_rounds=one_by_one_rounds
@@ -176,7 +176,7 @@ def segments(
     Example: `edbatch bench segments --batch-size 16`
     """
     with clear_errors():
-        from edbatch.bench import segments as benchmark
+        from edbatch.bench.kernels import segments as benchmark
 
         settings = benchmark.Settings(batch_size, hidden, rounds, threads)
         settings.check()
@@ -200,7 +200,7 @@ def bench_dynet(
     Example: `edbatch bench dynet tree-lstm lattice-lstm --batch-size 64 --hidden 256`
     """
     with clear_errors():
-        from edbatch.bench import dynet as benchmark
+        from edbatch.bench.dynet import contender as benchmark
 
         settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads)
         settings.check()

@@ -193,7 +193,7 @@ def cells(
     Example: `edbatch cells --hidden 256 --batch-sizes 1,64`
     """
     with clear_errors():
-        from edbatch.bench import cells as benchmark
+        from edbatch.bench.kernels import cells as benchmark
 
         settings = benchmark.Settings(hidden, benchmark.parse_batch_sizes(batch_sizes), repeats, threads)
         settings.check()

@@ -4,12 +4,12 @@ from edbatch.datasets.corpora import Corpus
 from edbatch.datasets.files import DatasetError
 from edbatch.datasets.lattices import Lattice, LatticeBank, load_lattices, read_lattices
 from edbatch.datasets.programs import Call, Feature, ProgramBank, Question, random_programs, random_questions
-from edbatch.datasets.random_dags import Dag, random_dags
-from edbatch.datasets.random_grids import Grid, Triangle, random_grids, random_triangles
-from edbatch.datasets.random_lattices import random_lattices
-from edbatch.datasets.random_sentences import random_sentences
-from edbatch.datasets.random_translations import random_translations
-from edbatch.datasets.random_trees import random_perfect_trees, random_trees
+from edbatch.datasets.synthetic.random_dags import Dag, random_dags
+from edbatch.datasets.synthetic.random_grids import Grid, Triangle, random_grids, random_triangles
+from edbatch.datasets.synthetic.random_lattices import random_lattices
+from edbatch.datasets.synthetic.random_sentences import random_sentences
+from edbatch.datasets.synthetic.random_translations import random_translations
+from edbatch.datasets.synthetic.random_trees import random_perfect_trees, random_trees
 from edbatch.datasets.tags import Sentence, TaggedText, load_tags, read_tags
 from edbatch.datasets.translations import Pair, Translations, load_pairs, read_pairs, read_vocabulary
 from edbatch.datasets.trees import NUM_LABELS, Tree, Treebank, load_trees, read_trees, with_kinds

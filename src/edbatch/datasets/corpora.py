@@ -21,12 +21,12 @@ from typing import Any, TypeVar, cast
 from edbatch.datasets.files import DatasetError
 from edbatch.datasets.lattices import Lattice, load_lattices
 from edbatch.datasets.programs import NUM_ANSWERS, NUM_FEATURES, NUM_MODULES, random_questions
-from edbatch.datasets.random_dags import NUM_TAGS, NUM_TOKENS, random_dags
-from edbatch.datasets.random_grids import NUM_CLASSES, NUM_WORDS, random_grids, random_triangles
-from edbatch.datasets.random_lattices import random_lattices
-from edbatch.datasets.random_sentences import random_sentences
-from edbatch.datasets.random_translations import random_translations
-from edbatch.datasets.random_trees import random_perfect_trees
+from edbatch.datasets.synthetic.random_dags import NUM_TAGS, NUM_TOKENS, random_dags
+from edbatch.datasets.synthetic.random_grids import NUM_CLASSES, NUM_WORDS, random_grids, random_triangles
+from edbatch.datasets.synthetic.random_lattices import random_lattices
+from edbatch.datasets.synthetic.random_sentences import random_sentences
+from edbatch.datasets.synthetic.random_translations import random_translations
+from edbatch.datasets.synthetic.random_trees import random_perfect_trees
 from edbatch.datasets.tags import Sentence, TaggedText, load_tags
 from edbatch.datasets.translations import MARKS, Pair, load_pairs
 from edbatch.datasets.trees import NUM_LABELS, load_trees, shipped_trees, with_kinds

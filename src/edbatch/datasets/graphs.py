@@ -18,12 +18,12 @@ from typing import Any
 from edbatch.datasets.files import DatasetError, data_folder
 from edbatch.datasets.lattices import Lattice, load_lattices
 from edbatch.datasets.programs import Call, Feature, random_programs
-from edbatch.datasets.random_lattices import random_lattices
-from edbatch.datasets.random_sentences import random_sentences
-from edbatch.datasets.random_trees import random_trees
+from edbatch.datasets.synthetic.random_lattices import random_lattices
+from edbatch.datasets.synthetic.random_sentences import random_sentences
+from edbatch.datasets.synthetic.random_trees import random_trees
 from edbatch.datasets.tags import Sentence, load_tags
 from edbatch.datasets.trees import Tree, load_trees
-from edbatch.planning.graph import Graph
+from edbatch.scheduling.graph import Graph
 
 
 class Nodes:

@@ -103,7 +103,7 @@ def _loop(settings: Settings, tally: Tally, console: Console) -> None:
 
 def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tally: Tally, console: Console) -> None:
     """Count a failure if it is known, else make it small and write its script."""
-    program = generate(settings.seed, number, settings.excluded)
+    program = outcome.program or generate(settings.seed, number, settings.excluded)
     known = next((f for f in tally.findings if f.explains(program, outcome)), None)
     if known is None:
         program = shrink(program, outcome, worker.run, settings.seconds_to_shrink)

@@ -18,10 +18,12 @@ FAILURES = ("wrong", "error", "crash", "hang")
 
 
 class Outcome(NamedTuple):
-    """What became of a program: a kind of `comparing.compare`, or "crash" or "hang"."""
+    """What became of a program: a kind of `comparing.compare`, or "crash" or "hang"; with the program if it failed and
+    is known: what is generated hangs on what torch computes, which may differ between processes."""
 
     kind: str
     message: str
+    program: Program | None = None
 
     @property
     def is_failure(self) -> bool:
@@ -101,4 +103,5 @@ def _serve(pipe: Connection) -> None:
         except EOFError:
             return
         program = request if isinstance(request, Program) else generate(*request)
-        pipe.send(tuple(run(program)))
+        outcome = run(program)
+        pipe.send((*outcome[:2], program if outcome.is_failure else None))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import edbatch
 from edbatch.models.bilstm_tagger import BiLSTMTagger
-from edbatch.models.token_lstm import TokenLSTM
+from edbatch.models.cells.token_lstm import TokenLSTM
 
 
 class Spelling(nn.Module):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import edbatch
-from edbatch.models.label_loss import LabelLoss
+from edbatch.models.cells.label_loss import LabelLoss
 
 
 class PlaceLSTM(nn.Module):

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import edbatch
-from edbatch.models.label_loss import LabelLoss
-from edbatch.models.token_lstm import TokenLSTM
+from edbatch.models.cells.label_loss import LabelLoss
+from edbatch.models.cells.token_lstm import TokenLSTM
 
 
 class LatticeLSTM(nn.Module):

@@ -20,16 +20,16 @@ from rich.text import Text
 import edbatch
 from edbatch.datasets.files import DatasetError, data_folder
 from edbatch.errors import PolicyError
-from edbatch.planning.fsm import Fsm, State
-from edbatch.planning.graph import Graph
-from edbatch.planning.learning import learn_policy
-from edbatch.planning.policies import BoundGreedy, Learned, from_name
-from edbatch.planning.policy_file import load_policy
-from edbatch.planning.schedule import Policy, Schedule
-from edbatch.planning.training import Evaluation, QLearning, Training
 from edbatch.report.output import output_folder, progress_bar, say, write_files
 from edbatch.report.pictures import draw_curve, draw_machine
 from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
+from edbatch.scheduling.fsm import Fsm, State
+from edbatch.scheduling.graph import Graph
+from edbatch.scheduling.learning import learn_policy
+from edbatch.scheduling.learning_record import Evaluation, QLearning, Training
+from edbatch.scheduling.policies import BoundGreedy, Learned, from_name
+from edbatch.scheduling.policy_file import load_policy
+from edbatch.scheduling.schedule import Policy, Schedule
 from edbatch.workloads.registry import GENERATED, find
 
 FILES = ("policy.json", "curve.svg", "curve.png", "machine.svg", "machine.png")

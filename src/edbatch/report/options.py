@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from edbatch.errors import PolicyError
-from edbatch.planning.policies import Learned, from_name
-from edbatch.planning.policy_file import load_policy
-from edbatch.planning.schedule import Policy
+from edbatch.scheduling.policies import Learned, from_name
+from edbatch.scheduling.policy_file import load_policy
+from edbatch.scheduling.schedule import Policy
 
 
 def policy_of(text: str) -> Policy:

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from edbatch.planning.fsm import Fsm, State
 from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
+from edbatch.scheduling.fsm import Fsm, State
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -15,16 +15,16 @@ from rich.console import Console
 from rich.table import Table
 
 import edbatch
-from edbatch.atomic import can_write, write_atomically
 from edbatch.batched import Batched
 from edbatch.datasets.corpora import Corpus
 from edbatch.errors import BatchError
-from edbatch.planning.policy_file import load_policy
-from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
 from edbatch.report.output import OutputError, progress_bar, say
 from edbatch.report.words import counted
+from edbatch.scheduling.policy_file import load_policy
+from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats
+from edbatch.storage.atomic import can_write, write_atomically
 from edbatch.workloads import checkpoint as checkpoints
 from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError
 from edbatch.workloads.registry import Workload, find

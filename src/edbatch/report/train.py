@@ -15,12 +15,12 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
-from edbatch.planning.policies import Learned
-from edbatch.planning.schedule import Policy
 from edbatch.report.options import policy_of
 from edbatch.report.output import OutputError, output_folder, say, write_files
 from edbatch.report.training_curve import draw_training
 from edbatch.report.words import counted
+from edbatch.scheduling.policies import Learned
+from edbatch.scheduling.schedule import Policy
 from edbatch.workloads import checkpoint as checkpoints
 from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError, Epoch, Settings
 from edbatch.workloads.interrupts import Interrupts

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 
-from edbatch.planning.fsm import MARK_NAMES, Fsm
+from edbatch.scheduling.fsm import MARK_NAMES, Fsm
 
 NAME_LENGTH = 22  # of a type; longer names are cut
 MEANING_OF = {

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from edbatch.spec import Spec
-from edbatch.surroundings import Made, inside
+from edbatch.torch_state.surroundings import Made, inside
 
 ALIGNMENT = 64  # bytes, of every tensor
 CPU = torch.device("cpu")

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from edbatch.errors import GradientError
-from edbatch.frontend.outside_compile import outside_compile
-from edbatch.frontend.results import Group
+from edbatch.recording.results import Group
 from edbatch.runtime.arena import Lease
-from edbatch.runtime.forward import Execution
-from edbatch.runtime.launch import Binding, adding_back
-from edbatch.surroundings import Made, inside
+from edbatch.runtime.binding import Binding, adding_back
+from edbatch.runtime.execution import Execution
+from edbatch.torch_state.outside_compile import outside_compile
+from edbatch.torch_state.surroundings import Made, inside
 
 LARGE = 1 << 21  # bytes of an arena; to find out what needs no zeros takes as long as to write some
 
@@ -146,7 +146,7 @@ def _written_once(
     execution: Execution, groups: list[Group], large: list[int]
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Of each batch and slot, whether its gradients are added or stored; of large arenas the rows that need zeros."""
-    from edbatch.planning.gradient_rows import ADD, stored_rows
+    from edbatch.layout.gradient_rows import ADD, stored_rows
 
     layout, width = execution.plan.layout, execution.plan.layout.slot_begin.shape[1]
     scatters = [getattr(getattr(training, "backward", None), "scatters", ()) for training in execution.training]

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from edbatch.errors import FrozenError
-from edbatch.modules import buffers_of, modules_of, parameters_of
 from edbatch.runtime.arena import Lease
-from edbatch.surroundings import Scope
+from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
+from edbatch.torch_state.surroundings import Scope
 
 
 @dataclass(frozen=True)

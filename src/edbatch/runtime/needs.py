@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from edbatch.cells.kernel import Kernel, Mask
-from edbatch.frontend.recording import Recording
-from edbatch.frontend.results import Group
-from edbatch.frontend.type_set import NodeType
-from edbatch.planning.layout import SlotTable
+from edbatch.layout.layout import SlotTable
+from edbatch.recording.results import Group
+from edbatch.recording.types.recording import Recording
+from edbatch.recording.types.type_set import NodeType
 
 Bools = NDArray[np.bool_]
 
@@ -43,7 +43,7 @@ class Needs:
         self, recording: Recording, is_reached: Sequence[bool], groups: Iterable[Group]
     ) -> list[Tensor]:
         """The tensors from outside that gradients flow to, through types that are reached, or as results themselves."""
-        from edbatch.planning.layout_kernels import read_from_outside
+        from edbatch.layout.layout_loops import read_from_outside
 
         if not any(t.requires_grad for t in recording.outside):
             return []
@@ -64,7 +64,7 @@ class Needs:
 
 def find_needs(recording: Recording, results: Bools) -> Needs:
     """Which slots, shared tensors and outputs need gradients, given which outputs (flat) are results."""
-    from edbatch.planning.layout_kernels import feeds
+    from edbatch.layout.layout_loops import feeds
 
     table, types = recording.table, recording.node_types
     outside = np.array([t.requires_grad for t in recording.outside], dtype=np.bool_)

@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from edbatch.frontend.recording import Recording
-from edbatch.planning.layout import Layout, Slot
-from edbatch.planning.schedule import Schedule
-from edbatch.runtime.rows import LONG
+from edbatch.layout.layout import Layout, Slot
+from edbatch.recording.types.recording import Recording
+from edbatch.runtime.row_loops import LONG
+from edbatch.scheduling.schedule import Schedule
 from edbatch.spec import Spec
 
 

@@ -14,9 +14,9 @@ import safetensors
 from safetensors.torch import save as to_bytes
 from torch import Tensor, nn
 
-from edbatch.atomic import write_atomically
 from edbatch.datasets.corpora import Corpus
 from edbatch.errors import EdbatchError
+from edbatch.storage.atomic import write_atomically
 
 FILE, POLICY = "checkpoint.safetensors", "policy.json"
 FORMAT = "edbatch checkpoint"

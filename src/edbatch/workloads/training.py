@@ -17,7 +17,7 @@ from torch import nn
 import edbatch
 from edbatch.datasets.corpora import Corpus
 from edbatch.errors import EdbatchError
-from edbatch.planning.schedule import Policy
+from edbatch.scheduling.schedule import Policy
 from edbatch.workloads.checkpoint import Checkpoint, Data, Epoch, Progress, Settings
 from edbatch.workloads.ranks import Ranks
 from edbatch.workloads.registry import Workload, WorkloadError, find

@@ -1,0 +1,1 @@
+"""DyNet beside us: the same models, cells and measurements in its own words."""

@@ -1,0 +1,1 @@
+"""Benchmarks of single cells and kernels."""

@@ -1,0 +1,47 @@
+"""A program of a cell (prologue, infer, forward, backward, finish): what splitting gives to emission and gets back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from edbatch.cells.body.body import Val
+
+
+class Place(NamedTuple):
+    """Where a value is found: buffer `number` of a group (rows, pro, outs, saved, deferred, out_grads, given)."""
+
+    group: str
+    number: int
+    shape: tuple[int, ...] | None = None  # the buffer's, if that is not the value's own
+
+    @property
+    def text(self) -> str:
+        return f"{self.group}[{self.number}]"
+
+
+@dataclass(frozen=True)
+class Program:
+    """Which ops run, in order, and what surrounds them.
+
+    `inputs`: where values are found. `dests`: buffer -> the value that must end in it. `sums`: (key, value) pairs to
+    add up over rows.
+    """
+
+    name: str
+    parameters: str
+    inputs: Mapping[int, Place]
+    ops: tuple[int, ...]
+    dests: Mapping[Place, Val] = field(default_factory=dict)
+    sums: tuple[tuple[int, Val], ...] = ()
+    returns: tuple[Val | None, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Emitted:
+    """A program as Python; `rehearsal` is the same code for tensors on the meta device, which have no data."""
+
+    function: Callable[..., Any]
+    rehearsal: Callable[..., Any]
+    source: str

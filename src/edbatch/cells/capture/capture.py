@@ -1,0 +1,349 @@
+"""Capture: runs a cell once on fake tensors and writes down the functional core ATen ops it is made of.
+
+In: a function of one example's tensors and the specs of its arguments. Out: a `Captured`: a joint body (forward and
+gradients), the real tensors found inside (parameters, buffers, closures), and the tree of results.
+
+A dispatch mode records the ops (`record`), a torch-function mode lends stand-ins for the real tensors (`lend`), and
+autograd itself derives the backward ops, so custom autograd functions, `detach` and `no_grad` keep their meaning. A
+body that writes in place is traced again through torch's functionalization.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.utils._python_dispatch import _disable_current_modes
+
+from edbatch.cells.body.body import Body, Val
+from edbatch.cells.capture.cutting import Cutting
+from edbatch.cells.capture.fake import FakeMode
+from edbatch.cells.capture.op_recorder import InPlace, Recorder
+from edbatch.cells.capture.stand_ins import Lend, Unassigned, lend_applied
+from edbatch.errors import CaptureError
+from edbatch.spec import Spec, is_tensor
+from edbatch.torch_state.hooks import applying, hooked
+from edbatch.torch_state.surroundings import (
+    Made,
+    Patience,
+    Surroundings,
+    functionalize,
+    has_grad,
+    inside,
+    is_functionalizing,
+)
+
+_LOG = logging.getLogger("torch._subclasses.fake_tensor")
+_ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a kind is on, and how to turn it on or off
+    torch.backends.cuda.flash_sdp_enabled: torch.backends.cuda.enable_flash_sdp,
+    torch.backends.cuda.mem_efficient_sdp_enabled: torch.backends.cuda.enable_mem_efficient_sdp,
+    torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
+    torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
+}
+_LOCK = threading.RLock()  # fake tensors and decompositions are not for two threads at once
+
+
+@dataclass(frozen=True)
+class Captured:
+    """`leaves` are the results in pytree order: None where a tensor goes, else the constant wrapped in a 1-tuple."""
+
+    body: Body
+    bound: tuple[torch.Tensor, ...]
+    leaves: tuple[tuple[Any] | None, ...]
+    tree: pytree.TreeSpec
+    sparse: frozenset[int]  # shared inputs looked up with sparse=True
+    writes: tuple[int, ...] = ()  # rows that are written in place: their new values are the last outputs of the body
+    same: tuple[int | None, ...] = ()  # of each tensor among the results the written row that it is, if it is one
+    views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
+    seen: frozenset[int] = frozenset()  # with cuts: the numbers of the ops whose results Python saw
+    ahead: Body | None = None  # with cuts: the body of what was cut off; its outputs are the last rows of `body`
+
+
+class _Trace:
+    """One run of the function: owns the modes and knows which tensors are ours."""
+
+    def __init__(self, functional: bool, cuts: Collection[int] | None = None) -> None:
+        self.fake = FakeMode()
+        self.recorder = Recorder()
+        self.functional = functional
+        self.grad = torch.is_grad_enabled()
+        self.lend = Lend(self.stand_in)
+        self.bound: dict[int, torch.Tensor] = {}
+        self.shared: list[torch.Tensor] = []
+        self.stand_ins: dict[int, torch.Tensor] = {}
+        self.cutting = None if cuts is None else Cutting(cuts, self.recorder, self._leaf)
+
+    def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A row that stands for a value which is cut off."""
+        return self.input("row", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
+
+    def input(self, kind: str, spec: Spec, stride: Any = None, requires_grad: bool = False) -> torch.Tensor:
+        """A new leaf of the trace."""
+        # Under no_grad the body may turn gradients on; on a device that is not there autograd would abort.
+        requires_grad = requires_grad and (self.grad or spec.device.type == "cpu")
+        with _disable_current_modes(), _Functionalized(False), self.fake:
+            if stride is None:
+                tensor = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
+            else:
+                tensor = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=spec.device)
+            tensor.requires_grad_(requires_grad)
+        self.recorder.input(kind, tensor)
+        if not self.functional:
+            return tensor
+        wrapped = torch._to_functional_tensor(tensor)
+        torch._mirror_autograd_meta_to(tensor, wrapped)  # type: ignore[attr-defined]
+        return wrapped
+
+    def is_ours(self, tensor: torch.Tensor) -> bool:
+        return torch._is_functional_tensor(tensor) or getattr(tensor, "fake_mode", None) is self.fake
+
+    def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Ours as they are; a real one (or a fake one of somebody else) by a stand-in of the same description."""
+        if self.is_ours(tensor):
+            return tensor
+        if id(tensor) not in self.stand_ins:
+            if tensor.layout is not torch.strided:
+                raise CaptureError(f"a tensor of layout {tensor.layout} is used inside")
+            made = self.input("shared", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
+            self.shared.append(made)
+            self.stand_ins[id(tensor)] = made
+            self.bound[id(tensor)] = tensor
+        return self.stand_ins[id(tensor)]
+
+    def value(self, tensor: torch.Tensor) -> Val:
+        if torch._is_functional_tensor(tensor):
+            torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
+            tensor = torch._from_functional_tensor(tensor)
+        return self.recorder.value(tensor)
+
+    def run(self, function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
+        with self.fake, self.recorder, _Functionalized(self.functional):
+            leaves = [self.input("row", spec, requires_grad=spec.is_float) for spec in rows]
+            self.shared += [self.input("shared", spec, requires_grad=spec.is_float) for spec in shared]
+            with torch.enable_grad():  # a leaf could not be written in place at all
+                given = [x.clone() if x.requires_grad else x for x in leaves]
+            explicit, before = list(self.shared), [self.value(t) for t in given]
+            self.lend.given = [*given, *explicit]
+            result = inside((Unassigned(function, self.is_ours),), self._run_lending, function, *given, *explicit)
+            flat, tree = pytree.tree_flatten(result)
+            results = [leaf for leaf in flat if is_tensor(leaf)]
+            writes = tuple(i for i, t in enumerate(given) if self.value(t) != before[i])
+            self._check_mutation(given, rows)
+            outs = [*map(self.stand_in, results), *[given[i] for i in writes]]
+            off = list(self.cutting.off.values()) if self.cutting is not None else []
+            body = self._body([*leaves, *(leaf for _, leaf in off)], outs, retain=bool(off))
+            ahead = self._body(leaves, [value for value, _ in off]) if off else None
+        places = {id(t): i for i, t in enumerate(self.shared)}
+        sparse = frozenset(places[id(t)] for t in self.lend.sparse if id(t) in places)
+        constants = tuple(None if is_tensor(leaf) else (leaf,) for leaf in flat)
+        seen = frozenset(self.cutting.seen if self.cutting is not None else ())
+        row_of = {id(given[i]): i for i in writes}
+        same = tuple(row_of.get(id(t)) for t in results)
+        views = self._views(given, outs, same, writes)
+        return Captured(body, tuple(self.bound.values()), constants, tree, sparse, writes, same, views, seen, ahead)
+
+    def _views(
+        self,
+        given: Sequence[torch.Tensor],
+        outs: Sequence[torch.Tensor],
+        same: Sequence[int | None],
+        writes: Sequence[int],
+    ) -> tuple[frozenset[int], ...]:
+        """Of each output the rows whose memory it shares; -1 if it shares that of a shared tensor or of another
+        output. A written row is no other than its new value, nor is a result that is this row."""
+        owners: dict[int, set[int]] = {}
+        for i, t in enumerate(given):
+            owners.setdefault(_memory(t), set()).add(i)
+        for t in self.shared:
+            owners.setdefault(_memory(t), set()).add(-1)
+        memories = [_memory(t) for t in outs]
+        others = [m for m, row in zip(memories, (*same, *[None] * len(writes)), strict=True) if row is None]
+        found = [owners.get(m, set()) | ({-1} if others.count(m) > 1 else set()) for m in memories]
+        own = [*[set() if row is None else {row} for row in same], *[{row} for row in writes]]
+        return tuple([frozenset(rows - mine) for rows, mine in zip(found, own, strict=True)])
+
+    def _run_lending(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
+        """The function's result; real tensors that it uses are replaced by stand-ins."""
+        if self.cutting is None:
+            applying.set(partial(lend_applied, self.stand_in))
+            with self.lend:
+                return function(*inputs)
+        applying.set(partial(lend_applied, self.stand_in, applied=self.cutting.applied))
+        with self.cutting, self.lend:
+            return function(*inputs)
+
+    def _body(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], retain: bool = False) -> Body:
+        """The body that computes `outs`, and from their gradients those of `leaves` (the first rows) and of shared
+        inputs."""
+        reach = self._reach(leaves, outs)
+        row_grads, shared_grads, tangent_of = self._gradients(leaves, outs, retain)
+        row_grads += [None] * (len(self.recorder.inputs["row"]) - len(leaves))
+        return self.recorder.body([self.value(t) for t in outs], row_grads, shared_grads, tangent_of, reach)
+
+    def _reach(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
+        """Of each output the inputs that its gradient flows to, as autograd sees it."""
+        first = len(self.recorder.inputs["row"])
+        inputs = [*enumerate(leaves), *enumerate(self.shared, first)]
+        number_of = {_end(t): i for i, t in inputs if t.requires_grad}
+        ends = [_ends_behind(out) if _has_gradient(out) else [] for out in outs]
+        return tuple([frozenset(number_of[end] for end in found if end in number_of) for found in ends])
+
+    def _check_mutation(self, given: Sequence[torch.Tensor], rows: Sequence[Spec]) -> None:
+        if any(tuple(t.shape) != spec.shape for t, spec in zip(given, rows, strict=True)):
+            raise CaptureError("the body changes the shape of one of its arguments in place")
+        if any(t._version for t in self.shared):
+            raise CaptureError("the body writes into a parameter or buffer in place")
+
+    def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], retain: bool) -> tuple[Any, Any, Any]:
+        roots = [(o, self.input("tangent", Spec.of(o))) if _has_gradient(o) else None for o in outs]
+        found = [root for root in roots if root is not None]
+        tangent_of = [None if root is None else self.value(root[1]) for root in roots]
+        wanted = [t for t in (*leaves, *self.shared) if t.requires_grad]
+        grads: dict[int, Any] = {}
+        if found and wanted:
+            with torch._C._DisableAutocast():
+                results = _differentiate(found, wanted, retain)
+            grads = {id(t): None if g is None else self.value(g) for t, g in zip(wanted, results, strict=True)}
+        row_grads = [grads.get(id(t)) for t in leaves]
+        return row_grads, [grads.get(id(t)) for t in self.shared], tangent_of
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _end(leaf: torch.Tensor) -> Any:
+    """Where gradients of an input end: at its own node, if it has one (those of functionalization do), or at itself."""
+    return id(leaf) if leaf.grad_fn is None else leaf.grad_fn
+
+
+def _ends_behind(out: torch.Tensor) -> list[Any]:
+    """Where gradients of an output may end."""
+    if out.grad_fn is None:
+        return [_end(out)]
+    nodes = [out.grad_fn]
+    seen = set(nodes)
+    for node in nodes:  # it grows
+        behind = {n for n, _ in node.next_functions if n is not None} - seen
+        seen |= behind
+        nodes += behind
+    return [id(node.variable) if hasattr(node, "variable") else node for node in nodes]
+
+
+def _has_gradient(out: torch.Tensor) -> bool:
+    """Whether a gradient flows back from a result. A view made under no_grad says so of itself, and none does."""
+    return out.requires_grad and (out.grad_fn is not None or not out._is_view())
+
+
+def _differentiate(
+    roots: Sequence[tuple[torch.Tensor, torch.Tensor]], wanted: Sequence[torch.Tensor], retain: bool
+) -> Sequence[torch.Tensor | None]:
+    """As torch.autograd.grad, whose checks import sympy: gradients of `wanted`; roots are (value, its gradient)."""
+    values, gradients = zip(*roots, strict=True)
+    results: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
+        values, gradients, retain, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
+    )
+    return results
+
+
+def capture(
+    function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec], cuts: Collection[int] | None = None
+) -> Captured:
+    """Captures the body in the caller's grad mode and autocast state.
+
+    Args:
+        cuts: the numbers of ops at whose results the body is cut in two (`Captured.ahead`); none, to learn only where
+        it could be cut (`Captured.seen`).
+
+    Raises:
+        CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
+    """
+    patience = Patience()  # torch asks for the device of fake tensors where an interrupt would end the process
+    contexts = patience, _LOCK, Surroundings(applying), Made(torch._C._InferenceMode, False), _Undisturbed(), hooked()
+    return inside(contexts, _capture, patience, function, rows, shared, cuts, has_grad())
+
+
+def _capture(
+    patience: Patience,
+    function: Callable[..., Any],
+    rows: Sequence[Spec],
+    shared: Sequence[Spec],
+    cuts: Collection[int] | None,
+    grad: bool,
+) -> Captured:
+    patience.begin()
+    _undisturb()
+    torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
+    with _disable_current_modes(), torch.set_grad_enabled(grad):
+        try:
+            try:
+                return _Trace(functional=False, cuts=cuts).run(function, rows, shared)
+            except InPlace:
+                if cuts is not None:
+                    raise  # what is cut off could be written later through a view
+            return _Trace(functional=True).run(function, rows, shared)
+        except InPlace:
+            raise CaptureError("the body writes in place in a way that cannot be made functional") from None
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            raise CaptureError(f"control flow or shapes depend on data ({error})") from error
+        except (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError) as error:
+            raise CaptureError(f"an op without shape inference ({error})") from error
+
+
+def _undisturb() -> None:
+    """Attention is plain products, hooks for saved tensors are not called, and fake tensors that do not fit together
+    are an error alone, without the page that torch logs of it."""
+    torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    _LOG.disabled = True
+    for enable in _ATTENTION.values():
+        enable(enable is torch.backends.cuda.enable_math_sdp)
+
+
+class _Undisturbed:
+    """A context after which what `_undisturb` changes is as before."""
+
+    def __enter__(self) -> None:
+        self._was_quiet = _LOG.disabled
+        self._attention = [is_enabled() for is_enabled in _ATTENTION]
+        self._was_tracing = _is_tracing()
+
+    def __exit__(self, *error: Any) -> None:
+        torch._C._autograd._saved_tensors_hooks_set_tracing(self._was_tracing)
+        _LOG.disabled = self._was_quiet
+        for enable, was_enabled in zip(_ATTENTION.values(), self._attention, strict=True):
+            enable(was_enabled)
+
+
+def _is_tracing() -> bool:
+    """Whether hooks for saved tensors are not called; torch tells it only to those who set it."""
+    is_tracing: bool = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    if is_tracing:  # whoever traces around us takes it back, also if an interrupt comes here
+        torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+    return is_tracing
+
+
+class _Functionalized:
+    """A context in which torch's functionalization is on or off: in-place ops then reach the recorder as functional
+    ones."""
+
+    def __init__(self, on: bool):
+        self._on = on
+
+    def __enter__(self) -> None:
+        self._before = is_functionalizing()
+        functionalize(self._on)
+
+    def __exit__(self, *error: Any) -> None:
+        functionalize(self._before)

@@ -1,0 +1,45 @@
+"""How to capture a function once more, in the surroundings it was captured in first: grad mode, autocast, context."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar, cast
+
+import torch
+
+from edbatch.cells.capture.capture import Captured, capture
+from edbatch.cells.capture.modes import Modes
+from edbatch.spec import Spec
+from edbatch.torch_state.surroundings import Surroundings, has_grad, inside
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Recapture:
+    """Made where the function is captured first; calling it captures the function again."""
+
+    function: Callable[..., Any]
+    rows: tuple[Spec, ...]
+    shared: tuple[Spec, ...]
+    grad: bool
+    modes: Modes
+    context: contextvars.Context = field(repr=False)
+
+    @staticmethod
+    def of(function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Recapture:
+        context = contextvars.copy_context()
+        return Recapture(function, tuple(rows), tuple(shared), has_grad(), Modes.current(), context)
+
+    def __call__(self, cuts: Collection[int]) -> Captured:
+        return self.around(lambda: capture(self.function, self.rows, self.shared, cuts))
+
+    def around(self, call: Callable[[], T]) -> T:
+        """What a call gives in these surroundings."""
+        return cast(T, self.context.copy().run(inside, (Surroundings(),), self._around, call))
+
+    def _around(self, call: Callable[[], T]) -> T:
+        torch._C._set_grad_enabled(self.grad)
+        return self.modes.around(call)

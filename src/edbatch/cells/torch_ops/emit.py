@@ -1,0 +1,299 @@
+"""Emission: straight-line Python for one program of a cell (prologue, infer, forward, backward, finish).
+
+In: a body and a `Program` (which ops, where their inputs come from, where results go). Out: a Python function and its
+source. Results are written where they belong with `out=` when the op allows it; an elementwise result takes over the
+memory of an operand that dies with it; temporaries are dropped at their last use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from edbatch.cells.body.body import VIEWS, Body, Op, Val, find_vals
+from edbatch.cells.body.program import Emitted, Program
+from edbatch.cells.torch_ops.rule_types import Code, Mapped
+from edbatch.cells.torch_ops.rules import batched, shared
+from edbatch.spec import Spec
+
+aten = torch.ops.aten
+Form = tuple[Any, ...]
+
+
+def emit(body: Body, program: Program) -> Emitted:
+    """Writes and compiles a program."""
+    return Emitter(body, program).run()
+
+
+@dataclass
+class Forms:
+    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over, `pinned` is a
+    buffer."""
+
+    forms: dict[Form, str]
+    own: bool = False
+    pinned: bool = False
+
+
+class Emitter:
+    def __init__(self, body: Body, program: Program) -> None:
+        self.body, self.program = body, program
+        self.lines: list[str] = []
+        self.namespace: dict[str, Any] = {}
+        self.memory: dict[int, Forms] = {}
+        self.kept: dict[int, list[str]] = {}  # root -> local names to drop when it dies
+        self.count = 0
+        self.roots = self._roots()
+        self.last_use = self._last_uses()
+        self.dests: dict[int, Forms] = {}
+        self.scratch: set[int] = set()
+
+    # What rules ask.
+    def is_row(self, value: Val) -> bool:
+        return self.body.is_row[value.index]
+
+    def spec(self, value: Val) -> Spec:
+        return self.body.spec(value)
+
+    def row(self, value: Val, shape: Sequence[int] | None = None) -> str:
+        """The name of a value as [B, *shape]."""
+        return self.form(value, tuple(self.spec(value).shape if shape is None else shape))
+
+    def flat(self, value: Val, width: int) -> str:
+        """The name of a value as [-1, width]."""
+        return self.form(value, flat_form(self.spec(value).shape, width))
+
+    def every(self, value: Val) -> str:
+        """The name of a value as [B, *shape], shared ones repeated (without a copy)."""
+        if self.is_row(value):
+            return self.row(value)
+        return f"{self.raw(value)}.expand({_size(self.spec(value).shape)})"
+
+    def raw(self, tree: Any) -> str:
+        if isinstance(tree, Val):
+            spec = self.body.specs[tree.index]
+            return self.form(tree, spec.shape if isinstance(spec, Spec) else ())
+        if isinstance(tree, (tuple, list)):
+            return "(" + "".join(self.raw(item) + ", " for item in tree) + ")"
+        if tree is None or isinstance(tree, (bool, int, str)) or (isinstance(tree, float) and math.isfinite(tree)):
+            return repr(tree)
+        return self.object(tree)
+
+    def object(self, thing: Any) -> str:
+        """A name in the function's globals."""
+        for name, known in self.namespace.items():
+            if known is thing:
+                return name
+        base = str(getattr(thing, "__name__", "k")).replace(".", "_")
+        base = base if base.isidentifier() and base not in _TAKEN else "k"
+        name, number = base, 0
+        while name in self.namespace:
+            number += 1
+            name = f"{base}{number}"
+        self.namespace[name] = thing
+        return name
+
+    def form(self, value: Val, form: Form) -> str:
+        memory = self.memory[value.index]
+        if form not in memory.forms:
+            source = next(iter(memory.forms.values()))
+            if form[:1] == ("flat",):
+                size = f"-1, {form[1]}" if form[1] else f"B * {math.prod(self.spec(value).shape[:-1])}, 0"
+            else:
+                size = _size(form) if self.is_row(value) else f"{form}"
+            memory.forms[form] = self.assign(value, f"{source}.reshape({size})", memory.pinned)
+        return memory.forms[form]
+
+    # Writing.
+    def assign(self, value: Val, text: str, pinned: bool = False) -> str:
+        name = f"t{self.count}"
+        self.count += 1
+        self.lines.append(f"{name} = {text}")
+        if not pinned:
+            self.kept.setdefault(self.roots[value.index], []).append(name)
+        return name
+
+    def run(self) -> Emitted:
+        for index, place in self.program.inputs.items():
+            self.memory[index] = Forms({self._own_form(index) if place.shape is None else place.shape: place.text})
+        self._place_destinations()
+        for index in self.program.inputs:
+            self._add_sums(Val(index))
+        for position, index in enumerate(self.program.ops):
+            op = self.body.op(index)
+            assert op is not None
+            self._emit_op(position, Val(index), op)
+            self._add_sums(Val(index))
+            self._drop(position)
+        for place, value in self.program.dests.items():
+            text = place.text
+            if self.dests.get(value.index) is None or text not in self.dests[value.index].forms.values():
+                self.lines.append(f"{text}.copy_({self.raw(value)})")
+        if self.program.returns is not None:
+            texts = ["None" if v is None else self.raw(v) for v in self.program.returns]
+            self.lines.append(f"return ({''.join(t + ', ' for t in texts)})")
+        return self._compile()
+
+    def _emit_op(self, position: int, value: Val, op: Op) -> None:
+        index = value.index
+        if op.target is aten.view.default:  # another form of the same memory
+            self.memory[index] = self.memory[op.args[0].index]
+            return
+        code = batched(self, op) if self.is_row(value) else shared(self, op)
+        form = code.form or self._own_form(index)
+        dest = self.dests.get(index)
+        if dest is not None and code.out:
+            self.memory[index] = dest
+            self.lines.append(code.writing(self.form(value, form)))
+        elif dest is not None and index not in self.scratch:
+            self.memory[index] = dest
+            self.lines.append(f"{self.form(value, form)}.copy_({code.text})")
+        elif (taken := self._take_over(position, op, code)) is not None:
+            name = self.form(taken, form)
+            self.memory[index] = Forms({form: name}, own=True)
+            self.kept.setdefault(self.roots[index], []).extend(self.kept.pop(self.roots[taken.index], []))
+            self.lines.append(code.writing(name))
+        elif code.out and self.program.name == "prologue":
+            text = code.writing(f"take({self.object(op.spec)})")
+            self.memory[index] = Forms({form: self.assign(value, text)}, own=True)
+        else:
+            self.memory[index] = Forms({form: self.assign(value, code.text)}, own=not code.view)
+
+    def _take_over(self, position: int, op: Op, code: Code) -> Val | None:
+        """An operand whose memory may hold the result."""
+        if not (code.local and code.out):
+            return None
+        for operand in op.operands:
+            if self._dies_alone(operand, op, position):
+                memory = self.memory[operand.index]
+                if memory.own and self._is_reshape(operand.index, self.roots[operand.index]):
+                    return operand
+        return None
+
+    def _is_reshape(self, index: int, root: int) -> bool:
+        while index != root:
+            op = self.body.op(index)
+            if op is None or op.target is not aten.view.default:
+                return False
+            index = op.args[0].index
+        return True
+
+    def _place_destinations(self) -> None:
+        """Gives results their buffers; behind reshapes it is the reshaped value that is written there. Dying operands
+        of elementwise ops may use the buffer of the result before it does."""
+        for place, value in self.program.dests.items():
+            base = value.index
+            while base not in self.program.inputs and (op := self.body.op(base)) and op.target is aten.view.default:
+                base = op.args[0].index
+            if (
+                base in self.program.ops
+                and base not in self.dests
+                and self.roots[base] == base
+                and self.body.is_row[base]
+            ):
+                self.dests[base] = Forms({self._own_form(value.index): place.text}, pinned=True)
+                if value.index != base:
+                    self.dests[value.index] = self.dests[base]
+        position_of = {index: position for position, index in enumerate(self.program.ops)}
+        for index in reversed(self.program.ops):
+            op = self.body.op(index)
+            assert op is not None
+            if index not in self.dests or torch.Tag.pointwise not in getattr(op.target, "tags", ()):
+                continue
+            for operand in op.operands:
+                free = operand.index in position_of and operand.index not in self.dests
+                if (
+                    free
+                    and self.roots[operand.index] == operand.index
+                    and self._dies_alone(operand, op, position_of[index])
+                ):
+                    self.dests[operand.index] = self.dests[index]
+                    self.scratch.add(operand.index)
+                    break
+
+    def _dies_alone(self, operand: Val, op: Op, position: int) -> bool:
+        """Does op read this memory for the last time, only through this operand, and make a value of the same spec?"""
+        root = self.roots[operand.index]
+        same_memory = [v for v in op.operands if self.roots[v.index] == root]
+        last = self.last_use.get(root) == position and root not in self.program.inputs
+        return last and len(same_memory) == 1 and self.is_row(operand) and self.body.specs[operand.index] == op.spec
+
+    def _add_sums(self, value: Val) -> None:
+        for key, summed in self.program.sums:
+            if summed == value:
+                self.lines.append(f"{self.object(add_up)}(sums, {key}, {self.row(value)})")
+
+    def _roots(self) -> dict[int, int]:
+        """Per value the one whose memory it shares: itself, unless it is a view."""
+        roots = {index: index for index in self.program.inputs}
+        for index in self.program.ops:
+            op = self.body.op(index)
+            assert op is not None
+            roots[index] = roots[op.args[0].index] if op.target in VIEWS else index
+        return roots
+
+    def _last_uses(self) -> dict[int, int]:
+        last: dict[int, int] = {}
+        for position, index in enumerate(self.program.ops):
+            op = self.body.op(index)
+            assert op is not None
+            for v in (Val(index), *op.operands):
+                last[self.roots[v.index]] = position
+        for v in find_vals((self.program.returns or (), *self.program.dests.values())):
+            if v.index in self.roots:
+                last[self.roots[v.index]] = len(self.program.ops)
+        return last
+
+    def _drop(self, position: int) -> None:
+        dead = [root for root, names in self.kept.items() if names and self.last_use.get(root) == position]
+        names = [name for root in dead for name in self.kept.pop(root)]
+        if names and position + 1 < len(self.program.ops):
+            self.lines.append(f"del {', '.join(names)}")
+
+    def _own_form(self, index: int) -> Form:
+        spec = self.body.specs[index]
+        return spec.shape if isinstance(spec, Spec) else ()
+
+    def _compile(self) -> Emitted:
+        lines = "\n    ".join(self.lines or ["pass"])
+        source = f"def {self.program.name}({self.program.parameters}):\n    {lines}\n"
+        code = compile(source, f"<{self.program.name} of a cell>", "exec")
+        functions = []
+        for namespace in (dict(self.namespace), {name: _on_meta(thing) for name, thing in self.namespace.items()}):
+            exec(code, namespace)
+            functions.append(namespace[self.program.name])
+        return Emitted(functions[0], functions[1], source)
+
+
+def _on_meta(thing: Any) -> Any:
+    if isinstance(thing, torch.Tensor):
+        return torch.empty_strided(thing.shape, thing.stride(), dtype=thing.dtype, device="meta")
+    if isinstance(thing, Mapped):
+        return Mapped(thing.op.replace(lambda v: v, _on_meta), thing.in_dims)
+    return torch.device("meta") if isinstance(thing, torch.device) else thing
+
+
+_TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_grads", "given", "take"}
+
+
+def flat_form(shape: tuple[int, ...], width: int) -> Form:
+    """The key of [-1, width]: with one line per row it is the plain [B, width]."""
+    is_one = math.prod(shape) == width if width else math.prod(shape[:-1]) == 1
+    return (width,) if is_one else ("flat", width)
+
+
+def add_up(sums: dict[int, torch.Tensor], key: int, rows: torch.Tensor) -> None:
+    """Adds the sum over a batch's rows to what earlier batches left."""
+    total = rows.sum(0)
+    if key in sums:
+        sums[key].add_(total)
+    else:
+        sums[key] = total
+
+
+def _size(shape: Sequence[int]) -> str:
+    return ", ".join(["B", *map(str, shape)])

@@ -1,0 +1,180 @@
+"""The vocabulary of batching rules: what a rule makes (`Code`), what it may ask (`Names`), and the rules for whole
+families of ops.
+
+A value that differs between rows has a further first dimension B; a shared value has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+from edbatch.cells.body.body import Op, Val, swap_vals
+from edbatch.errors import CaptureError
+from edbatch.spec import Spec
+from edbatch.torch_state.surroundings import inside
+
+_set_warning: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class Code:
+    """One call, as text that ends in its closing bracket.
+
+    `form` is the shape (after the first dimension) in which the result comes; `out` names the keyword
+    that takes a destination (None: there is none), `into` the call to use then if it is another one; a `view` shares
+    memory with its operand; `local` means that element i of the result needs only elements i of the operands.
+    """
+
+    text: str
+    form: tuple[Any, ...] | None = None
+    out: str | None = None
+    view: bool = False
+    local: bool = False
+    into: str | None = None
+
+    def writing(self, destination: str) -> str:
+        """The call that writes its result into a destination."""
+        return f"{(self.into or self.text)[:-1]}, {self.out}={destination})"
+
+
+class Names(Protocol):
+    """What a rule may ask of the emitter; see there."""
+
+    def is_row(self, value: Val) -> bool: ...
+    def spec(self, value: Val) -> Spec: ...
+    def row(self, value: Val, shape: Sequence[int] | None = None) -> str: ...
+    def flat(self, value: Val, width: int) -> str: ...
+    def every(self, value: Val) -> str: ...
+    def raw(self, tree: Any) -> str: ...
+    def object(self, thing: Any) -> str: ...
+
+
+Rule = Callable[[Names, Op], Code | None]
+
+
+def call(n: Names, function: Any, *args: Any, **kwargs: Any) -> Code:
+    """A plain call; arguments are already texts (wrapped in `Text`), values or constants."""
+    texts = [a.text if isinstance(a, Text) else n.raw(a) for a in args]
+    texts += [f"{k}={v.text if isinstance(v, Text) else n.raw(v)}" for k, v in kwargs.items()]
+    return Code(f"{n.object(function)}({', '.join(texts)})")
+
+
+@dataclass(frozen=True)
+class Text:
+    text: str
+
+
+def pointwise(function: Any, out: str | None = None, into: Any = None) -> Rule:
+    """Elementwise: rows of lower rank get dimensions of size one after B."""
+
+    def rule(n: Names, op: Op) -> Code:
+        rank = max((len(n.spec(v).shape) for v in op.operands), default=0)
+
+        def operand(tree: Any) -> str:
+            if not isinstance(tree, Val) or not n.is_row(tree):
+                return n.raw(tree)
+            shape = n.spec(tree).shape
+            return n.row(tree, (1,) * (rank - len(shape)) + shape)
+
+        texts = [operand(a) for a in op.args] + [f"{k}={operand(v)}" for k, v in op.kwargs]
+        other = f"{n.object(into)}({', '.join(texts)})" if into else None
+        return Code(f"{n.object(function)}({', '.join(texts)})", out=out, local=True, into=other)
+
+    return rule
+
+
+def along(function: Any, place: int = 1, out: str | None = None) -> Rule:
+    """An op along dimensions given at `place`: they shift by one."""
+
+    def rule(n: Names, op: Op) -> Code | None:
+        rank = len(n.spec(op.args[0]).shape)
+        dims = op.args[place] if len(op.args) > place else None
+        if rank == 0 or dims is None or dims == ():
+            return None
+        shifted = tuple(d % rank + 1 for d in dims) if isinstance(dims, tuple) else dims % rank + 1
+        args = [Text(n.every(a)) if isinstance(a, Val) else a for a in op.args]
+        args[place] = shifted
+        code = call(n, function, *args, **dict(op.kwargs))
+        return Code(code.text, out=out)
+
+    return rule
+
+
+def leading(
+    function: Any,
+    sizes: int | None = None,
+    dim: int | None = None,
+    fixed: tuple[int, ...] = (),
+    dense: tuple[int, ...] = (),
+) -> Rule:
+    """An op that lets further first dimensions pass; a size given at `sizes` gets B in front, a `dim` shifts.
+
+    Operands at `fixed` places must be shared; those at `dense` places are read as if they lay in one piece.
+    """
+
+    def rule(n: Names, op: Op) -> Code | None:
+        if any(isinstance(op.args[p], Val) and n.is_row(op.args[p]) for p in fixed):
+            return None
+        args = [Text(n.every(a)) if isinstance(a, Val) and p not in fixed else a for p, a in enumerate(op.args)]
+        for p in dense:
+            args[p] = Text(f"{args[p].text}.contiguous()")
+        if sizes is not None:
+            args[sizes] = Text(f"({', '.join(['B', *map(str, op.args[sizes])])},)")
+        if dim is not None:
+            rank = len(op.args[sizes]) if sizes is not None else len(n.spec(op.args[0]).shape)
+            args[dim] = op.args[dim] % rank + 1
+        return call(n, function, *args, **dict(op.kwargs))
+
+    return rule
+
+
+def by_vmap(n: Names, op: Op) -> Code:
+    if op.is_random or not op.operands:
+        raise CaptureError(f"no rule for {op.name}")
+    levels = tuple(0 if n.is_row(v) else None for v in op.operands)
+    return Code(f"{n.object(Mapped(op, levels))}({', '.join(n.raw(v) for v in op.operands)})", view=True)
+
+
+class Mapped:
+    """An op without a rule: torch.func.vmap of it over the operands that differ between rows."""
+
+    def __init__(self, op: Op, in_dims: tuple[int | None, ...]) -> None:
+        self.op, self.__name__ = op, "vmap_" + str(op.name).replace(".", "_")
+        self.in_dims = in_dims
+        self.mapped = torch.func.vmap(self._one, in_dims=in_dims)
+
+    def _one(self, *operands: torch.Tensor) -> Any:
+        given = iter(operands)
+        args, kwargs = swap_vals((self.op.args, [v for _, v in self.op.kwargs]), lambda _: next(given))
+        names = [k for k, _ in self.op.kwargs]
+        result = self.op.target(*map(_listed, args), **dict(zip(names, map(_listed, kwargs), strict=True)))
+        if isinstance(result, tuple):  # some ops give None for what a device does not need; vmap wants tensors
+            return tuple(operands[0].new_empty(0) if value is None else value for value in result)
+        if isinstance(self.op.spec, Spec) and tuple(result.shape) != self.op.spec.shape:
+            raise CaptureError(f"{self.op.name} gives another shape under vmap")
+        return result
+
+    def __call__(self, *operands: torch.Tensor) -> Any:
+        return inside((_Warning(),), self._mapped, *operands)
+
+    def _mapped(self, *operands: torch.Tensor) -> Any:
+        _set_warning(False)  # where vmap loops over the rows
+        return self.mapped(*operands)
+
+
+class _Warning:
+    """A context after which vmap warns again."""
+
+    def __enter__(self) -> None:
+        """Nothing to be done yet."""
+
+    def __exit__(self, *error: Any) -> None:
+        _set_warning(True)
+
+
+def _listed(argument: Any) -> Any:
+    return list(argument) if isinstance(argument, tuple) else argument

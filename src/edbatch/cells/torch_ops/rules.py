@@ -1,0 +1,178 @@
+"""How each op runs on all rows of a batch at once: one table row per op.
+
+In: an op of the body (one example) and the emitter's names of its operands. Out: a `Code`: one call, batch-first. A
+value that differs between rows has a further first dimension B; a shared value has none. Ops without a rule go
+through torch.func.vmap.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from typing import Any
+
+import torch
+
+from edbatch.cells.body.body import Across, Op, Val, constant
+from edbatch.cells.torch_ops import products
+from edbatch.cells.torch_ops.across import ACROSS
+from edbatch.cells.torch_ops.rule_types import Code, Names, Rule, Text, along, by_vmap, call, leading, pointwise
+from edbatch.spec import Spec
+
+aten = torch.ops.aten
+
+
+def batched(n: Names, op: Op) -> Code:
+    """The code of an op whose result differs between rows."""
+    rule = RULES.get(op.target)
+    if rule is None and torch.Tag.pointwise in getattr(op.target, "tags", ()):
+        rule = pointwise(op.target)
+    return (rule(n, op) if rule else None) or by_vmap(n, op)
+
+
+def shared(n: Names, op: Op) -> Code:
+    """The code of an op whose result is the same for all rows: the op as it is, or a sum across rows."""
+    if isinstance(op.target, Across):
+        code = ACROSS[op.target](n, op)
+        assert code is not None
+        return code
+    if op.target is aten.cat.default:
+        return Code(f"{n.object(torch.cat)}({n.raw(op.args[0])}, {op.args[1]})", out="out")
+    if op.target is constant:
+        return Code(f"{n.object(constant)}({n.object(op.args[0])})", view=True)
+    if op.target is aten.permute.default:  # of weights, in every call: the method takes a third of the time of the op
+        return Code(f"{n.raw(op.args[0])}.permute({tuple(op.args[1])!r})")
+    if op.target is aten.slice.Tensor:  # likewise
+        return Code(f"{n.raw(op.args[0])}{_range(n, op, 0)}")
+    return call(n, op.target, *op.args, **dict(op.kwargs))
+
+
+def _permute(n: Names, op: Op) -> Code:
+    return Code(f"{n.row(op.args[0])}.permute({', '.join(map(str, (0, *(d + 1 for d in op.args[1]))))})", view=True)
+
+
+def _expand(n: Names, op: Op) -> Code:
+    shape = n.spec(op.args[0]).shape
+    padded = n.row(op.args[0], (1,) * (len(op.args[1]) - len(shape)) + shape)
+    return Code(f"{padded}.expand({', '.join(['B', *map(str, op.args[1])])})", view=True)
+
+
+def _slice(n: Names, op: Op) -> Code:
+    return Code(f"{n.row(op.args[0])}{_range(n, op, 1)}", view=True)
+
+
+def _range(n: Names, op: Op, before: int) -> str:
+    """What takes a slice of a tensor that has so many dimensions before those of the operand."""
+    given: list[Any] = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
+    shape = n.spec(op.args[0]).shape
+    dim, start, stop, step = given[0] % len(shape), *given[1:]
+    first, _, _ = slice(start, stop, step).indices(shape[dim])
+    if step == 1 and isinstance(op.spec, Spec):
+        return f".narrow({dim + before}, {first}, {op.spec.shape[dim]})"
+    return f"[{':, ' * (dim + before)}{start or 0}:{'' if stop is None else stop}:{step}]"
+
+
+def _select(n: Names, op: Op) -> Code:
+    rank = len(n.spec(op.args[0]).shape)
+    return Code(f"{n.row(op.args[0])}.select({op.args[1] % rank + 1}, {op.args[2]})", view=True)
+
+
+def _cat(n: Names, op: Op) -> Code:
+    items = ", ".join(n.every(v) for v in op.args[0])
+    return Code(f"{n.object(torch.cat)}(({items},), {op.args[1] + 1})", out="out")
+
+
+def _item(n: Names, op: Op) -> Code:
+    return Code(f"{n.raw(op.args[0])}[{op.args[1]}]", view=True)
+
+
+def _to_copy(n: Names, op: Op) -> Code:
+    kwargs = ", ".join(f"{k}={n.raw(v)}" for k, v in op.kwargs)
+    return Code(f"{n.row(op.args[0])}.to({kwargs})")
+
+
+def _arg(function: Any) -> Rule:
+    def rule(n: Names, op: Op) -> Code | None:
+        if len(op.args) > 1 and op.args[1] is not None:
+            return along(function)(n, op)
+        flat = n.row(op.args[0], (math.prod(n.spec(op.args[0]).shape),))
+        keep = len(op.args) > 2 and op.args[2]
+        return None if keep else Code(f"{n.object(function)}({flat}, 1)")
+
+    return rule
+
+
+def _random(n: Names, op: Op) -> Code:
+    args = [Text(n.every(a)) if isinstance(a, Val) else a for a in op.args]
+    if not op.operands:
+        args[_SIZE_AT[op.target]] = Text(f"({', '.join(['B', *map(str, op.args[_SIZE_AT[op.target]])])},)")
+    return call(n, op.target, *args, **dict(op.kwargs))
+
+
+def _gelu_backward(n: Names, op: Op) -> Code | None:
+    """Elementwise, but torch does not broadcast here."""
+    if all(map(n.is_row, op.operands)):
+        return pointwise(op.target, "grad_input", aten.gelu_backward.grad_input)(n, op)
+    return call(n, op.target, *[Text(n.every(a)) if isinstance(a, Val) else a for a in op.args], **dict(op.kwargs))
+
+
+_OUT = {
+    aten.add.Tensor: torch.add, aten.sub.Tensor: torch.sub, aten.mul.Tensor: torch.mul, aten.div.Tensor: torch.div,
+    aten.sigmoid.default: torch.sigmoid, aten.tanh.default: torch.tanh, aten.exp.default: torch.exp,
+    aten.log.default: torch.log, aten.neg.default: torch.neg, aten.sqrt.default: torch.sqrt,
+    aten.rsqrt.default: torch.rsqrt, aten.sin.default: torch.sin, aten.cos.default: torch.cos,
+    aten.erf.default: torch.erf, aten.abs.default: torch.abs, aten.maximum.default: torch.maximum,
+    aten.minimum.default: torch.minimum, aten.pow.Tensor_Scalar: torch.pow, aten.pow.Tensor_Tensor: torch.pow,
+    aten.where.self: torch.where,
+    aten.lerp.Tensor: torch.lerp, aten.lerp.Scalar: torch.lerp, aten.addcmul.default: torch.addcmul,
+    aten.clamp.default: torch.clamp, aten.log1p.default: torch.log1p, aten.expm1.default: torch.expm1,
+    aten.reciprocal.default: torch.reciprocal, aten.logical_and.default: torch.logical_and,
+}  # fmt: skip
+_BACKWARD = aten.sigmoid_backward, aten.tanh_backward, aten.threshold_backward, aten.silu_backward
+_PLAIN = {aten.relu.default: torch.relu, aten.masked_fill.Scalar: torch.masked_fill}
+_ALONG = {
+    aten.sum.dim_IntList: torch.sum, aten.mean.dim: torch.mean, aten.amax.default: torch.amax,
+    aten.amin.default: torch.amin, aten.logsumexp.default: torch.logsumexp, aten.cumsum.default: torch.cumsum,
+}  # fmt: skip
+_ALONG_PLAIN = (
+    aten.max.dim, aten.min.dim, aten.any.dim, aten.all.dim, aten.prod.dim_int, aten.flip.default, aten.sort.default,
+    aten.cumprod.default, aten.any.dims, aten.all.dims, aten.var.correction,
+)  # fmt: skip
+_SIZE_AT = {
+    aten.rand.default: 0, aten.randn.default: 0, aten.randint.default: 1, aten.randint.low: 2,
+}  # fmt: skip
+_RANDOM = (
+    *_SIZE_AT, aten.native_dropout.default, aten.bernoulli.default, aten.bernoulli.p, aten.rand_like.default,
+    aten.randn_like.default, aten.uniform.default, aten.normal_functional.default, aten.randint_like.default,
+    aten.randint_like.low_dtype,
+)  # fmt: skip
+RULES: dict[Any, Rule] = {
+    **{target: pointwise(function, out="out") for target, function in _OUT.items()},
+    **{target: pointwise(function) for target, function in _PLAIN.items()},
+    **{op.default: pointwise(op.default, "grad_input", op.grad_input) for op in _BACKWARD},
+    **{target: along(function, out="out") for target, function in _ALONG.items()},
+    **{target: along(target) for target in _ALONG_PLAIN},
+    **dict.fromkeys(_RANDOM, _random),
+    aten._softmax.default: along(torch._softmax, out="out"),
+    aten._log_softmax.default: along(torch._log_softmax, out="out"),
+    aten._softmax_backward_data.default: along(aten._softmax_backward_data.default, place=2),
+    aten._log_softmax_backward_data.default: along(aten._log_softmax_backward_data.default, place=2),
+    aten.topk.default: along(aten.topk.default, place=2),
+    aten.gather.default: along(torch.gather, out="out"),
+    aten.scatter.src: along(torch.scatter), aten.scatter.value: along(torch.scatter),
+    aten.scatter_add.default: along(torch.scatter_add),
+    aten.argmax.default: _arg(torch.argmax), aten.argmin.default: _arg(torch.argmin),
+    aten.native_layer_norm.default: leading(torch.native_layer_norm, fixed=(2, 3)),
+    aten.native_layer_norm_backward.default: leading(
+        aten.native_layer_norm_backward.default, fixed=(5, 6), dense=(3, 4)
+    ),
+    aten.gelu_backward.default: _gelu_backward,
+    aten.constant_pad_nd.default: leading(torch.constant_pad_nd),
+    aten.tril.default: leading(torch.tril), aten.triu.default: leading(torch.triu),
+    aten.select_backward.default: leading(aten.select_backward.default, sizes=1, dim=2),
+    aten.slice_backward.default: leading(aten.slice_backward.default, sizes=1, dim=2),
+    aten.permute.default: _permute, aten.expand.default: _expand, aten.slice.Tensor: _slice, aten.select.int: _select,
+    aten.cat.default: _cat, operator.getitem: _item, aten._to_copy.default: _to_copy, aten.mm.default: products.mm,
+    aten.addmm.default: products.addmm, aten.bmm.default: products.bmm, aten.embedding.default: products.embedding,
+    aten.index_select.default: products.index_select, aten.index.Tensor: products.index,
+}  # fmt: skip

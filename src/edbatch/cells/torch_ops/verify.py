@@ -1,0 +1,118 @@
+"""A guard against our own mistakes: rehearses freshly emitted programs.
+
+In: the programs of a cell. Out: nothing, or a CaptureError; the cell then runs one by one instead of wrongly. It also
+finds ops that nothing can batch, because torch.func.vmap refuses them here. Programs of the CPU are rehearsed there, on
+zeros. Others, and those that zeros do not suit, are rehearsed on the meta device, where tensors have no data; torch's
+kernels for it import the compiler, which takes longer than all the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from edbatch.cells.body.body import Body
+from edbatch.cells.body.program import Emitted
+from edbatch.cells.capture.fake import LARGE, LONG, scratch
+from edbatch.errors import CaptureError
+from edbatch.spec import Spec
+from edbatch.torch_state.surroundings import Made, Surroundings, inside
+
+_ROWS = 3
+
+
+class Verification:
+    """The checks of a cell's programs."""
+
+    def __init__(self, body: Body, outputs: Sequence[Spec], prologue: Emitted) -> None:
+        self.body, self.rows, self.shared, self.outputs = body, body.rows, body.shared, outputs
+        self.prologue = prologue
+
+    def _is_cheap(self) -> bool:
+        """Whether its programs may really run: on the CPU, quickly, and without drawing random numbers."""
+        specs = [(spec, is_row) for spec, is_row in zip(self.body.specs, self.body.is_row, strict=True)
+                 if isinstance(spec, Spec)]  # fmt: skip
+        return not any(op.is_random for op in self.body.ops) and all(
+            spec.device.type == "cpu" and math.prod(spec.shape) < (LONG // _ROWS if is_row else LARGE)
+            for spec, is_row in specs
+        )
+
+    def infer(self, infer: Emitted) -> None:
+        self._rehearse(lambda scene: self._infer(scene, infer))
+
+    def training(
+        self, programs: tuple[Emitted, Emitted, Emitted], saved: Sequence[Spec], deferred: Sequence[Spec]
+    ) -> None:
+        self._rehearse(lambda scene: self._train(scene, programs, saved, deferred))
+
+    def _rehearse(self, play: Callable[[Scene], None]) -> None:
+        if self._is_cheap():
+            is_sure = any(0 in spec.shape for spec in self.rows)  # what has no elements suits as well as any other
+            with nullcontext() if is_sure else suppress(CaptureError):
+                return _rehearsed(play, Scene("cpu"))
+        return _rehearsed(play, Scene("meta"))
+
+    def _infer(self, scene: Scene, infer: Emitted) -> None:
+        outs = scene.many(self.outputs)
+        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
+        scene.run(infer, _ROWS, scene.many(self.rows), pro, outs)
+        _compare("the outputs", outs, self.outputs, _ROWS)
+
+    def _train(
+        self, scene: Scene, programs: tuple[Emitted, Emitted, Emitted], saved: Sequence[Spec], deferred: Sequence[Spec]
+    ) -> None:
+        forward, backward, finish = programs
+        rows, outs, tangents = (scene.many(specs) for specs in (self.rows, self.outputs, self.outputs))
+        kept, late = scene.many(saved), scene.many(deferred)
+        sums: dict[int, torch.Tensor] = {}
+        pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
+        scene.run(forward, _ROWS, rows, pro, outs, kept)
+        grads = scene.run(backward, _ROWS, rows, outs, kept, pro, tangents, late, sums)
+        totals = scene.run(finish, _ROWS, rows, outs, kept, pro, tangents, late, sums)
+        _compare("the gradients of the rows", grads, self.rows, _ROWS)
+        _compare("the gradients of shared inputs", totals, self.shared)
+        for what, values, specs in (("saved values", kept, saved), ("deferred values", late, deferred)):
+            _compare(what, values, specs, _ROWS)
+
+
+@dataclass(frozen=True)
+class Scene:
+    """Where programs are rehearsed: "cpu" or "meta"."""
+
+    device: str
+
+    def run(self, program: Emitted, *args: Any) -> Any:
+        return (program.function if self.device == "cpu" else program.rehearsal)(*args)
+
+    def empty(self, spec: Spec, *leading: int) -> torch.Tensor:
+        tensor = torch.empty((*leading, *spec.shape), dtype=spec.dtype, device="meta")
+        return scratch(tensor) if self.device == "cpu" else tensor
+
+    def many(self, specs: Sequence[Spec]) -> list[torch.Tensor]:
+        return [self.empty(spec, _ROWS) for spec in specs]
+
+
+def _compare(what: str, values: Sequence[Any], specs: Sequence[Spec], *leading: int) -> None:
+    for value, spec in zip(values, specs, strict=True):
+        if value is not None and (tuple(value.shape), value.dtype) != ((*leading, *spec.shape), spec.dtype):
+            raise CaptureError(f"batched, {what} would be {Spec.of(value)} instead of {(*leading, *spec.shape)}")
+
+
+def _rehearsed(play: Callable[[Scene], None], scene: Scene) -> None:
+    try:
+        inside((Surroundings(), Made(torch._C._InferenceMode, False)), _without_modes, play, scene)
+    except CaptureError:
+        raise
+    except Exception as error:
+        raise CaptureError(f"an op that cannot be batched ({error})") from error
+
+
+def _without_modes(play: Callable[[Scene], None], scene: Scene) -> None:
+    with _disable_current_modes(), torch.no_grad():
+        play(scene)

@@ -1,0 +1,1 @@
+"""Random data in the forms of the real data sets."""

@@ -1,0 +1,57 @@
+"""`Batched.explain()`: the last call in words and a table."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+
+from edbatch.recording.calls.fast_cells import RECORDS_IN_C
+from edbatch.scheduling import policies
+from edbatch.scheduling.schedule import Policy, schedule
+from edbatch.stats import Stats
+
+OTHERS = ("depth", "agenda", "agenda-remaining", "bound-greedy")
+MAX_ROWS = 60  # of the table of types
+MANY = 8  # types that differ in nothing but sizes
+_SIZES = re.compile(r"(?<=\[)[\d,]+(?=\])|(?<=stack of )\d+")
+
+
+def explain(stats: Stats, policy: Policy) -> str:
+    """What a call did and why. The lower bound and the other policies' counts are computed here, when asked."""
+    counts = {name: schedule(stats.graph, policies.from_name(name)).num_batches for name in OTHERS}
+    others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != policy.name)
+    lines = [
+        f"{stats.num_nodes} nodes of {stats.num_types} types in {stats.num_batches} batches by policy {policy.name}",
+        f"  lower bound {stats.graph.lower_bound()}; {others}" + _unseen(stats),
+        *stats.costs(),
+        *([] if RECORDS_IN_C else ["  recorded in Python: there was no C compiler at installation, which is slower"]),
+        "",
+        f"  {'nodes':>7} {'batches':>7} {'mean size':>9}  type",
+    ]
+    types = sorted(stats.types, key=lambda t: -t.num_batches)
+    for i, t in enumerate(types):
+        if i >= MAX_ROWS and t.runs_alone is None:
+            continue
+        lines.append(f"  {t.num_nodes:>7} {t.num_batches:>7} {t.num_nodes / max(t.num_batches, 1):>9.1f}  {t.name}")
+        if t.runs_alone is not None:
+            lines.append(f"{'':>28}ran one by one: {t.runs_alone}")
+    if len(types) > MAX_ROWS:
+        lines.append(f"  and others, {len(types)} in all: see batched.stats.types")
+    return "\n".join([*lines, *_sizes([t.name for t in types])])
+
+
+def _unseen(stats: Stats) -> str:
+    return f"; {stats.unseen_states} of its states were new and left to its rule" if stats.unseen_states else ""
+
+
+def _sizes(names: list[str]) -> list[str]:
+    """Says it when values of many sizes keep nodes apart."""
+    (pattern, count), *_ = Counter(_SIZES.sub("#", name) for name in names).most_common(1) or [("", 0)]
+    if count < MANY:
+        return []
+    example = next(name for name in names if _SIZES.sub("#", name) == pattern)
+    return [
+        "",
+        f"  {count} types like {example} differ only in sizes, which keeps their nodes apart.",
+        "  Rows of torch.stack run together whatever their number: in sums, softmax, row-wise functions and modules",
+    ]

@@ -1,0 +1,1 @@
+"""Cells that several models have in common."""

@@ -1,0 +1,253 @@
+"""An order of a cell's values in which batches find their operands side by side: ED-Batch's use of PQ trees.
+
+In: the ops of a cell and their batches. Out: an order of the values, as good as this method finds; `cell_layout`
+verifies it. A *lane* is what one slot of a batch reads, or what a batch writes: one run of values per member.
+
+1. A PQ tree over all values is reduced by what each batch writes, 2. by what each slot reads (a set that does not fit
+is left out). 3. The lanes of a batch get the same structure: what must be consecutive in one must be in the others, and
+where the tree leaves more than a choice of direction, one order is chosen for all of them. 4. Each node can now be read
+in two directions; members of a batch have one order in all its lanes when those directions agree, which a union-find
+with parity settles. A lane that contradicts is loosened, and planning begins again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, combinations, pairwise
+from typing import Any
+
+from edbatch.pq.cell_layout import CellGraph, Run, split_operands
+from edbatch.pq.tree import PQTree
+
+Members = frozenset[int]
+Leaves = frozenset[int]
+RESULTS = -1  # the slot of what a batch writes
+GROUND = -1  # the node that is read forward
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What the members of a batch read through a slot, or write: a run each.
+
+    side_by_side: a strided view is not enough.
+    """
+
+    batch: int
+    slot: int
+    runs: tuple[Run, ...]
+    side_by_side: bool = False
+
+    @property
+    def is_pair(self) -> bool:
+        """Two values are a strided view wherever they lie, as long as the first comes first."""
+        return not self.side_by_side and len(set(self.runs)) == 2 == len(self.leaves)
+
+    @property
+    def is_possible(self) -> bool:
+        """No order lays a value out twice, or two runs from one beginning."""
+        distinct = set(self.runs)
+        return all(len(set(run)) == len(run) for run in distinct) and len({run[0] for run in distinct}) == len(distinct)
+
+    @cached_property
+    def leaves(self) -> Leaves:
+        return frozenset(chain.from_iterable(self.runs))
+
+    def leaves_of(self, members: Members) -> Leaves:
+        return frozenset(chain.from_iterable(self.runs[m] for m in members))
+
+    def members_of(self, leaves: Leaves) -> Members:
+        """Those of which some leaf is among the leaves. If these must be consecutive, so must all leaves of those."""
+        return frozenset(m for m, run in enumerate(self.runs) if not leaves.isdisjoint(run))
+
+
+class Contradiction(Exception):
+    """A lane cannot be laid out like the others of its batch."""
+
+    def __init__(self, lane: Lane) -> None:
+        super().__init__(f"slot {lane.slot} of batch {lane.batch} cannot be aligned")
+        self.lane = lane
+
+
+def propose_orders(graph: CellGraph, batches: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
+    """Orders of all values that are not outside: with pairs side by side where that fits, and with pairs anywhere."""
+    values = [value for value in range(len(graph.sizes)) if value not in graph.outside]
+    lanes = _lanes(graph, batches)
+    for loose in ([], [lane for lane in lanes if lane.is_pair]):
+        proposed = None
+        while proposed is None:
+            try:
+                proposed = _Proposal(values, lanes, loose).order()
+            except Contradiction as found:
+                loose = [*loose, found.lane]
+        yield proposed
+
+
+def _lanes(graph: CellGraph, batches: Sequence[Sequence[int]]) -> list[Lane]:
+    """All that need something; what reads or writes a value outside is never side by side.
+
+    Results come first, which fit together always, then what would be dear to copy.
+    """
+    lanes = []
+    for number, members in enumerate(batches):
+        ops = [graph.ops[i] for i in members]
+        wide = len(ops) > 1 and ops[0].is_wide
+        lanes.append(Lane(number, RESULTS, tuple(op.results for op in ops), wide))
+        for slot in range(len(ops[0].operands)):
+            parameters, runs = split_operands([op.operands[slot] for op in ops])
+            if not parameters:
+                lanes.append(Lane(number, slot, tuple(runs)))
+    needy = [lane for lane in lanes if len(lane.leaves) > 1 and lane.leaves.isdisjoint(graph.outside)]
+    possible = [lane for lane in needy if lane.is_possible]
+    return sorted(possible, key=lambda lane: (lane.slot != RESULTS, -graph.num_bytes(tuple(lane.leaves))))
+
+
+class _Proposal:
+    """One try; `loose` lanes need not be consecutive."""
+
+    def __init__(self, values: list[int], lanes: list[Lane], loose: list[Lane]) -> None:
+        self.tree = PQTree(values)
+        self.fitting = [lane for lane in lanes if lane not in loose and self._reduce(lane)]
+        self.others = [lane for lane in lanes if lane not in self.fitting]
+        by_batch: dict[int, list[Lane]] = {}
+        for lane in self.fitting:
+            by_batch.setdefault(lane.batch, []).append(lane)
+        self.groups = [group for group in by_batch.values() if len(group) > 1]
+
+    def _reduce(self, lane: Lane) -> bool:
+        pairs = [pair for run in dict.fromkeys(lane.runs) for pair in pairwise(run)]
+        return all(self.tree.reduce(leaves) for leaves in (*map(frozenset, pairs), lane.leaves))
+
+    def order(self) -> tuple[int, ...]:
+        root = self._make_alike()
+        while (choice := self._open_choice(root)) is not None:
+            for a, b in pairwise(choice):
+                self.tree.reduce(a | b)
+            root = self._make_alike()
+        return _Directions(root).settle(self.fitting, self.others)
+
+    def _make_alike(self) -> _Node:
+        """Reduces each lane by what is consecutive in the other lanes of its batch, until nothing changes."""
+        before, root = None, self._root()
+        while before != root:
+            before = root
+            for group in self.groups:
+                for source in group:
+                    for members in _families(root, source):
+                        for lane in group:
+                            if lane is not source and not self.tree.reduce(lane.leaves_of(members)):
+                                raise Contradiction(lane if lane.slot != RESULTS else source)
+                root = self._root()
+        return root
+
+    def _root(self) -> _Node:
+        return _Node.of(self.tree.structure())
+
+    def _open_choice(self, root: _Node) -> list[Leaves] | None:
+        """The children of a P node of three or more that lies inside a lane of a group."""
+        lanes = [lane.leaves for group in self.groups for lane in group]
+        for node in root.walk():
+            if node.kind == "P" and len(node.children) > 2 and any(node.leaves <= leaves for leaves in lanes):
+                return [child.leaves for child in node.children]
+        return None
+
+
+def _families(root: _Node, lane: Lane) -> Iterator[Members]:
+    """The sets of members of a lane that are consecutive in every order of the tree."""
+    for node in root.walk():
+        pairs = [a.leaves | b.leaves for a, b in pairwise(node.children)]
+        for leaves in pairs if node.kind == "Q" else [node.leaves]:
+            members = lane.members_of(leaves) if leaves <= lane.leaves else frozenset()
+            if len(members) > 1:
+                yield members
+
+
+@dataclass(frozen=True)
+class _Node:
+    """A node of a PQ tree that knows its leaves. Children are in the order of their smallest leaves as far as the tree
+    allows it, so that equal trees are equal nodes."""
+
+    kind: str
+    leaves: Leaves
+    children: tuple[_Node, ...]
+
+    @staticmethod
+    def of(structure: Any) -> _Node:
+        kind, below = structure
+        if kind == "leaf":
+            return _Node(kind, frozenset([below]), ())
+        children = tuple(map(_Node.of, below))
+        if kind == "P":
+            children = tuple(sorted(children, key=lambda child: min(child.leaves)))
+        elif min(children[0].leaves) > min(children[-1].leaves):
+            children = children[::-1]
+        return _Node(kind, frozenset().union(*(child.leaves for child in children)), children)
+
+    def walk(self) -> Iterator[_Node]:
+        yield self
+        for child in self.children:
+            yield from child.walk()
+
+
+Separation = tuple[int, bool]  # the node at which two leaves part, and whether the first of them comes first there
+
+
+class _Directions:
+    """Whether each node is read forward or backward: a union-find in which an edge says same or opposite."""
+
+    def __init__(self, root: _Node) -> None:
+        self.nodes = list(root.walk())
+        self.path_of: dict[int, list[tuple[int, int]]] = {value: [] for value in root.leaves}
+        for number, node in enumerate(self.nodes):  # from the root down: (node, which child)
+            for place, child in enumerate(node.children):
+                for value in child.leaves:
+                    self.path_of[value].append((number, place))
+        self.towards = {number: (number, True) for number in range(GROUND, len(self.nodes))}
+
+    def settle(self, fitting: list[Lane], others: list[Lane]) -> tuple[int, ...]:
+        """The order of all leaves when the members of every batch have one order in all fitting lanes."""
+        for lane in fitting:
+            for a, b in chain.from_iterable(map(pairwise, lane.runs)):
+                if not self._agree(self._separation(a, b), (GROUND, True)) and lane.slot != RESULTS:
+                    raise Contradiction(lane)
+        for first, second in combinations(fitting, 2):
+            if first.batch == second.batch and not self._align(first, second):
+                raise Contradiction(second)
+        pairs = [lane for lane in others if lane.is_pair]
+        for first, second in combinations([*fitting, *pairs], 2):
+            if first.batch == second.batch:
+                self._align(first, second)  # a wish: it may contradict
+        return tuple(sorted(self.path_of, key=self._place))
+
+    def _align(self, first: Lane, second: Lane) -> bool:
+        """Asks for the same order of members in both; False if that contradicts what was asked for before."""
+        agreed = True
+        for x, y in combinations(range(len(first.runs)), 2):
+            if first.runs[x] != first.runs[y] and second.runs[x] != second.runs[y]:
+                separations = [self._separation(lane.runs[x][0], lane.runs[y][0]) for lane in (first, second)]
+                agreed = self._agree(*separations) and agreed
+        return agreed
+
+    def _separation(self, a: int, b: int) -> Separation:
+        part = next((x, y) for x, y in zip(self.path_of[a], self.path_of[b], strict=False) if x != y)
+        return part[0][0], part[0][1] < part[1][1]
+
+    def _agree(self, first: Separation, second: Separation) -> bool:
+        (a, same_a), (b, same_b) = self._find(first[0]), self._find(second[0])
+        same = (first[1] == second[1]) == (same_a == same_b)
+        if a == b:
+            return same
+        self.towards[max(a, b)] = (min(a, b), same)  # ground stays the root of its set
+        return True
+
+    def _find(self, number: int) -> tuple[int, bool]:
+        """The root of a node's set, and whether both have one direction."""
+        same = True
+        while (step := self.towards[number])[0] != number:
+            number, same = step[0], same == step[1]
+        return number, same
+
+    def _place(self, value: int) -> list[int]:
+        """Leaves in the order of their places are read as the directions say."""
+        return [place if self._find(number)[1] else -place for number, place in self.path_of[value]]

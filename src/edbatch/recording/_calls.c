@@ -1,0 +1,537 @@
+/* The hot path of recording: calls of cells that a recording knows.
+
+A cell is mostly called with few signatures: values of the same kinds, numbers in the same places. `interception.py`
+teaches a recording the keys of such calls (`KnownCalls.learn`). `ModuleCall` stands in for `nn.Module.__call__` while
+somebody records: it follows the arguments of a call along the keys it knows, and where one fits it adds the node and
+makes its outputs. Any other call goes on to Python. `fast_cells.py` says what takes the place of all this where
+there was no C compiler. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <structmember.h>
+
+enum { MOST_PARTS = 64, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, ERROR = -2 };
+
+/* ---- Numbers: 64-bit integers that grow in number, and are read as a buffer */
+
+typedef struct {
+    PyObject_HEAD
+    long long *data;
+    Py_ssize_t size, room, exports;
+} Numbers;
+
+static int numbers_push(Numbers *self, const long long *values, Py_ssize_t count) {
+    if (self->exports > 0) {
+        PyErr_SetString(PyExc_BufferError, "numbers that are being read cannot grow");
+        return -1;
+    }
+    if (self->size + count > self->room) {
+        Py_ssize_t room = 2 * (self->size + count) + 64;
+        long long *data = PyMem_Realloc(self->data, room * sizeof(long long));
+        if (data == NULL) {
+            PyErr_NoMemory();
+            return -1;
+        }
+        self->data = data;
+        self->room = room;
+    }
+    memcpy(self->data + self->size, values, count * sizeof(long long));
+    self->size += count;
+    return 0;
+}
+
+static PyObject *numbers_append(Numbers *self, PyObject *value) {
+    long long number = PyLong_AsLongLong(value);
+    if ((number == -1 && PyErr_Occurred()) || numbers_push(self, &number, 1) < 0) return NULL;
+    Py_RETURN_NONE;
+}
+
+static PyObject *numbers_extend(Numbers *self, PyObject *values) {
+    PyObject *list = PySequence_Fast(values, "a sequence of numbers is needed");
+    if (list == NULL) return NULL;
+    Py_ssize_t size = self->size;
+    for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); i++) {
+        PyObject *done = numbers_append(self, PySequence_Fast_GET_ITEM(list, i));
+        if (done == NULL) {
+            self->size = size; /* all or none */
+            Py_DECREF(list);
+            return NULL;
+        }
+        Py_DECREF(done);
+    }
+    Py_DECREF(list);
+    Py_RETURN_NONE;
+}
+
+static Py_ssize_t numbers_length(Numbers *self) { return self->size; }
+
+static int numbers_get_buffer(Numbers *self, Py_buffer *view, int flags) {
+    static long long nothing;
+    void *data = self->data == NULL ? &nothing : self->data;
+    if (PyBuffer_FillInfo(view, (PyObject *)self, data, self->size * sizeof(long long), 0, flags) < 0) return -1;
+    self->exports++;
+    return 0;
+}
+
+static void numbers_release_buffer(Numbers *self, Py_buffer *view) { self->exports--; }
+
+static void numbers_dealloc(Numbers *self) {
+    PyMem_Free(self->data);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef numbers_methods[] = {
+    {"append", (PyCFunction)numbers_append, METH_O, "Add one number."},
+    {"extend", (PyCFunction)numbers_extend, METH_O, "Add a sequence of numbers."},
+    {NULL},
+};
+static PySequenceMethods numbers_sequence = {.sq_length = (lenfunc)numbers_length};
+static PyBufferProcs numbers_buffer = {
+    (getbufferproc)numbers_get_buffer,
+    (releasebufferproc)numbers_release_buffer,
+};
+static PyTypeObject NumbersType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch.recording._calls.Numbers",
+    .tp_doc = "64-bit integers that grow in number; np.frombuffer reads them.",
+    .tp_basicsize = sizeof(Numbers),
+    .tp_flags = Py_TPFLAGS_DEFAULT,
+    .tp_new = PyType_GenericNew,
+    .tp_dealloc = (destructor)numbers_dealloc,
+    .tp_methods = numbers_methods,
+    .tp_as_sequence = &numbers_sequence,
+    .tp_as_buffer = &numbers_buffer,
+};
+
+/* ---- Value: what lazy values are made of
+
+isinstance(value, torch.Tensor) is true of lazy values. Code in C that asks the same, and does not look for a torch
+function first, then reads a tensor where torch's own objects have one: right behind the head, in some versions after a
+flag. There it finds the tensor that stands for none, as for an argument that was not given, and raises an error. */
+
+typedef struct {
+    PyObject_HEAD
+    void *tensor[2];
+} Value;
+
+static void *no_tensor; /* the address of c10::UndefinedTensorImpl's only object */
+
+static void fill_value(PyObject *value) { ((Value *)value)->tensor[0] = ((Value *)value)->tensor[1] = no_tensor; }
+
+static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    PyObject *self = type->tp_alloc(type, 0);
+    if (self != NULL) fill_value(self);
+    return self;
+}
+
+static PyTypeObject ValueType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch.recording._calls.Value",
+    .tp_doc = "The base of lazy values, which C code may take for tensors: for one that is not given.",
+    .tp_basicsize = sizeof(Value),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
+    .tp_new = value_new,
+};
+
+static PyObject *set_no_tensor(PyObject *module, PyObject *address) {
+    no_tensor = PyLong_AsVoidPtr(address);
+    return no_tensor == NULL && PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
+}
+
+/* ---- KnownCalls: what one recording knows */
+
+typedef struct Signature {
+    PyObject *key;    /* (module, part, ...): a Kind, `int` or `float` for a part, `tuple` and n before n parts */
+    PyObject *entry;  /* the Entry of the node's type */
+    PyObject *kinds;  /* of its outputs, if they are one value or a plain tuple of values; else NULL */
+    long long type;   /* the number of its type */
+} Signature;
+
+typedef struct {
+    Py_ssize_t count;
+    Signature signatures[MOST_SIGNATURES];
+} Signatures; /* of one module; they hold the recorder, which the collector of garbage does not see: see forget */
+
+typedef struct {
+    PyObject_HEAD
+    PyTypeObject *lazy;
+    Py_ssize_t kind, ref; /* where the slots of a lazy value lie in it */
+    PyObject *as_value;   /* as_value(recorder, part): pending sums and tensors as lazy values */
+    PyObject *outside;    /* id(tensor) -> the lazy value of a tensor that is known */
+    Numbers *types, *args;
+    PyObject *modules; /* module -> capsule of Signatures; None for a module that is no cell */
+} KnownCalls;
+
+#define SLOT(value, offset) (*(PyObject **)((char *)(value) + (offset)))
+
+static Py_ssize_t offset_of(PyTypeObject *type, const char *name) {
+    PyObject *member = PyObject_GetAttrString((PyObject *)type, name);
+    if (member == NULL) return -1;
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(member, &PyMemberDescr_Type))
+        offset = ((PyMemberDescrObject *)member)->d_member->offset;
+    else
+        PyErr_Format(PyExc_TypeError, "%s is not a slot", name);
+    Py_DECREF(member);
+    return offset;
+}
+
+static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
+    PyTypeObject *lazy;
+    PyObject *as_value, *outside, *types, *numbers;
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside, &NumbersType,
+                          &types, &NumbersType, &numbers))
+        return -1;
+    if (!PyType_IsSubtype(lazy, &ValueType)) {
+        PyErr_SetString(PyExc_TypeError, "lazy values are of a class derived from Value");
+        return -1;
+    }
+    if ((self->kind = offset_of(lazy, "kind")) < 0 || (self->ref = offset_of(lazy, "ref")) < 0) return -1;
+    Py_XSETREF(self->lazy, (PyTypeObject *)Py_NewRef(lazy));
+    Py_XSETREF(self->as_value, Py_NewRef(as_value));
+    Py_XSETREF(self->outside, Py_NewRef(outside));
+    Py_XSETREF(self->types, (Numbers *)Py_NewRef(types));
+    Py_XSETREF(self->args, (Numbers *)Py_NewRef(numbers));
+    Py_XSETREF(self->modules, PyDict_New());
+    return self->modules == NULL ? -1 : 0;
+}
+
+static PyObject *one_name;
+
+static Signatures *signatures_of(PyObject *capsule) { return PyCapsule_GetPointer(capsule, NULL); }
+
+static void free_signatures(PyObject *capsule) {
+    Signatures *known = signatures_of(capsule);
+    for (Py_ssize_t i = 0; i < known->count; i++) {
+        Py_DECREF(known->signatures[i].key);
+        Py_DECREF(known->signatures[i].entry);
+        Py_XDECREF(known->signatures[i].kinds);
+    }
+    PyMem_Free(known);
+}
+
+/* Whether an object is equal to nothing but itself. Others cannot be found by identity in a dict. */
+static int is_itself_alone(PyObject *object) {
+    PyTypeObject *type = Py_TYPE(object);
+    return type->tp_hash == PyBaseObject_Type.tp_hash && type->tp_richcompare == PyBaseObject_Type.tp_richcompare;
+}
+
+static Signatures *signatures_to_fill(KnownCalls *self, PyObject *module) {
+    PyObject *capsule = PyDict_GetItemWithError(self->modules, module);
+    if (capsule == NULL && PyErr_Occurred()) return NULL;
+    if (capsule != NULL && capsule != Py_None) return signatures_of(capsule);
+    Signatures *known = PyMem_Calloc(1, sizeof(Signatures));
+    if (known == NULL) return (Signatures *)PyErr_NoMemory();
+    capsule = PyCapsule_New(known, NULL, free_signatures);
+    if (capsule == NULL) {
+        PyMem_Free(known);
+        return NULL;
+    }
+    int failed = PyDict_SetItem(self->modules, module, capsule);
+    Py_DECREF(capsule);
+    return failed ? NULL : known;
+}
+
+static PyObject *known_learn(KnownCalls *self, PyObject *args) {
+    PyObject *key, *entry, *kinds;
+    long long type;
+    if (!PyArg_ParseTuple(args, "O!OLO", &PyTuple_Type, &key, &entry, &type, &kinds)) return NULL;
+    if (PyTuple_GET_SIZE(key) < 1 || PyTuple_GET_SIZE(key) > MOST_PARTS || self->modules == NULL) Py_RETURN_NONE;
+    if (!is_itself_alone(PyTuple_GET_ITEM(key, 0))) Py_RETURN_NONE;
+    Signatures *known = signatures_to_fill(self, PyTuple_GET_ITEM(key, 0));
+    if (known == NULL) return NULL;
+    for (Py_ssize_t i = 0; i < known->count; i++) {
+        int is_same = PyObject_RichCompareBool(known->signatures[i].key, key, Py_EQ);
+        if (is_same != 0) return is_same < 0 ? NULL : Py_NewRef(Py_None);
+    }
+    if (known->count == MOST_SIGNATURES) Py_RETURN_NONE;
+    Signature *new = &known->signatures[known->count++];
+    new->key = Py_NewRef(key);
+    new->entry = Py_NewRef(entry);
+    new->kinds = PyTuple_Check(kinds) ? Py_NewRef(kinds) : NULL;
+    new->type = type;
+    Py_RETURN_NONE;
+}
+
+static PyObject *known_pass_by(KnownCalls *self, PyObject *module) {
+    if (self->modules == NULL || !is_itself_alone(module)) Py_RETURN_NONE;
+    return PyDict_SetItem(self->modules, module, Py_None) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+static PyObject *known_forget(KnownCalls *self, PyObject *nothing) {
+    if (self->modules != NULL) PyDict_Clear(self->modules);
+    Py_RETURN_NONE;
+}
+
+/* Take a pending sum of one term, 0 + x: 1 if x is as the key says, 0 if it is anything else, -1 for an error. */
+static int take_only_term(KnownCalls *self, PyObject *part, PyObject *value, long long *number) {
+    PyObject *sum = SLOT(value, self->ref); /* (terms, count, context) */
+    if (PyTuple_GET_SIZE(sum) != 3 || !PyList_CheckExact(PyTuple_GET_ITEM(sum, 0))) return 0;
+    PyObject *terms = PyTuple_GET_ITEM(sum, 0);
+    if (PyLong_AsLongLong(PyTuple_GET_ITEM(sum, 1)) != 1 || PyList_GET_SIZE(terms) < 1) return 0;
+    PyObject *kind = PyObject_GetAttr(SLOT(value, self->kind), one_name);
+    if (kind == NULL) return -1;
+    int is_alike = kind == part;
+    Py_DECREF(kind);
+    if (is_alike) *number = PyLong_AsLongLong(PyList_GET_ITEM(terms, 0));
+    return is_alike;
+}
+
+/* Take a part of an argument: 1 if it is as the key says, 0 if it is not, -1 for an error. */
+static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *value, long long *number) {
+    if (part == (PyObject *)&PyLong_Type) {
+        if (!PyLong_CheckExact(value)) return 0;
+        int overflow;
+        *number = PyLong_AsLongLongAndOverflow(value, &overflow);
+        return overflow == 0;
+    }
+    if (part == (PyObject *)&PyFloat_Type) {
+        if (!PyFloat_CheckExact(value)) return 0;
+        double bits = PyFloat_AS_DOUBLE(value);
+        memcpy(number, &bits, sizeof bits);
+        return 1;
+    }
+    if (Py_IS_TYPE(value, self->lazy)) {
+        if (SLOT(value, self->kind) != part) return 0;
+        *number = PyLong_AsLongLong(SLOT(value, self->ref));
+        return 1;
+    }
+    if (Py_TYPE(value)->tp_base == self->lazy && PyTuple_CheckExact(SLOT(value, self->ref))) {
+        int taken = take_only_term(self, part, value, number);
+        if (taken != 0) return taken;
+    }
+    PyObject *identity = PyLong_FromVoidPtr(value);
+    if (identity == NULL) return -1;
+    PyObject *made = Py_XNewRef(PyDict_GetItemWithError(self->outside, identity));
+    Py_DECREF(identity);
+    if (made == NULL && !PyErr_Occurred())
+        made = PyObject_CallFunctionObjArgs(self->as_value, recorder, value, NULL);
+    if (made == NULL) return -1;
+    int taken = Py_IS_TYPE(made, self->lazy) && take(self, recorder, part, made, number);
+    Py_DECREF(made);
+    return taken;
+}
+
+/* Follow arguments along a key: how many numbers they gave, NO if they are not as the key says, or ERROR. */
+static Py_ssize_t follow(KnownCalls *self, PyObject *recorder, PyObject *key, PyObject *const *args, Py_ssize_t count,
+                         long long *numbers) {
+    Py_ssize_t at = 1, end = PyTuple_GET_SIZE(key), given = 0;
+    for (Py_ssize_t i = 0; i < count; i++) {
+        if (at == end) return NO;
+        PyObject *const *parts = &args[i];
+        Py_ssize_t length = 1;
+        if (PyTuple_GET_ITEM(key, at) == (PyObject *)&PyTuple_Type) {
+            length = PyLong_AsSsize_t(PyTuple_GET_ITEM(key, at + 1));
+            if (!PyTuple_CheckExact(args[i]) || PyTuple_GET_SIZE(args[i]) != length) return NO;
+            parts = ((PyTupleObject *)args[i])->ob_item;
+            at += 2;
+        }
+        for (Py_ssize_t j = 0; j < length; j++) {
+            int taken = take(self, recorder, PyTuple_GET_ITEM(key, at++), parts[j], &numbers[given++]);
+            if (taken != 1) return taken == 0 ? NO : ERROR;
+        }
+    }
+    return at == end ? given : NO;
+}
+
+static PyObject *make_lazy(KnownCalls *self, PyObject *kind, long long ref) {
+    PyObject *value = self->lazy->tp_alloc(self->lazy, 0);
+    if (value == NULL) return NULL;
+    fill_value(value);
+    SLOT(value, self->kind) = Py_NewRef(kind);
+    if ((SLOT(value, self->ref) = PyLong_FromLongLong(ref)) == NULL) Py_CLEAR(value);
+    return value;
+}
+
+static PyObject *add_node(KnownCalls *self, Signature *call, const long long *numbers, Py_ssize_t count) {
+    long long node = self->types->size;
+    if (numbers_push(self->args, numbers, count) < 0) return NULL;
+    if (numbers_push(self->types, &call->type, 1) < 0) {
+        self->args->size -= count;
+        return NULL;
+    }
+    if (call->kinds == NULL) return PyObject_CallMethod(call->entry, "outputs", "L", node);
+    Py_ssize_t outputs = PyTuple_GET_SIZE(call->kinds);
+    if (outputs == 1) return make_lazy(self, PyTuple_GET_ITEM(call->kinds, 0), node);
+    PyObject *result = PyTuple_New(outputs);
+    for (Py_ssize_t i = 0; result != NULL && i < outputs; i++) {
+        PyObject *value = make_lazy(self, PyTuple_GET_ITEM(call->kinds, i), node + (i << REF_BITS));
+        if (value == NULL) Py_CLEAR(result);
+        else PyTuple_SET_ITEM(result, i, value);
+    }
+    return result;
+}
+
+static PyObject *call_impl_name;
+
+/* The result of a call of args[0], a module; NULL without an error if it is not known. */
+static PyObject *known_call(KnownCalls *self, PyObject *recorder, PyObject *const *args, Py_ssize_t count) {
+    long long numbers[MOST_PARTS];
+    if (self->modules == NULL || !is_itself_alone(args[0])) return NULL;
+    PyObject *capsule = PyDict_GetItemWithError(self->modules, args[0]);
+    if (capsule == NULL) return NULL;
+    if (capsule == Py_None) return PyObject_VectorcallMethod(call_impl_name, args, count, NULL);
+    Py_INCREF(capsule); /* as_value is Python: it may make us forget */
+    Signatures *known = signatures_of(capsule);
+    PyObject *result = NULL;
+    for (Py_ssize_t i = 0, given = NO; given == NO && i < known->count; i++) {
+        Signature *call = &known->signatures[i];
+        given = follow(self, recorder, call->key, args + 1, count - 1, numbers);
+        if (given >= 0) result = add_node(self, call, numbers, given);
+    }
+    Py_DECREF(capsule);
+    return result;
+}
+
+static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
+    Py_VISIT(self->lazy);
+    Py_VISIT(self->as_value);
+    Py_VISIT(self->outside);
+    Py_VISIT(self->modules);
+    return 0;
+}
+
+static int known_clear(KnownCalls *self) {
+    Py_CLEAR(self->lazy);
+    Py_CLEAR(self->as_value);
+    Py_CLEAR(self->outside);
+    Py_CLEAR(self->modules);
+    return 0;
+}
+
+static void known_dealloc(KnownCalls *self) {
+    PyObject_GC_UnTrack(self);
+    known_clear(self);
+    Py_CLEAR(self->types);
+    Py_CLEAR(self->args);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyMethodDef known_methods[] = {
+    {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds), if there is room for it."},
+    {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
+    {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known holds no more."},
+    {NULL},
+};
+static PyTypeObject KnownCallsType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch.recording._calls.KnownCalls",
+    .tp_doc = "KnownCalls(lazy, as_value, outside, types, args): the signatures of cells that one recording knows.",
+    .tp_basicsize = sizeof(KnownCalls),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = PyType_GenericNew,
+    .tp_init = (initproc)known_init,
+    .tp_traverse = (traverseproc)known_traverse,
+    .tp_clear = (inquiry)known_clear,
+    .tp_dealloc = (destructor)known_dealloc,
+    .tp_methods = known_methods,
+};
+
+/* ---- ModuleCall: nn.Module.__call__ while somebody records */
+
+typedef struct {
+    PyObject_HEAD
+    vectorcallfunc vectorcall;
+    PyObject *active;    /* the context variable of this thread's recorder */
+    PyObject *otherwise; /* the function for all calls that are not known */
+} ModuleCall;
+
+static PyObject *known_calls_name;
+
+static PyObject *module_call(ModuleCall *self, PyObject *const *args, size_t flags, PyObject *keywords) {
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    if (count > 0 && (keywords == NULL || PyTuple_GET_SIZE(keywords) == 0)) {
+        PyObject *recorder;
+        if (PyContextVar_Get(self->active, Py_None, &recorder) < 0) return NULL;
+        PyObject *result = NULL;
+        if (recorder != Py_None) {
+            PyObject *known = PyObject_GetAttr(recorder, known_calls_name);
+            if (known != NULL && Py_IS_TYPE(known, &KnownCallsType))
+                result = known_call((KnownCalls *)known, recorder, args, count);
+            Py_XDECREF(known);
+        }
+        Py_DECREF(recorder);
+        if (result != NULL || PyErr_Occurred()) return result;
+    }
+    return PyObject_Vectorcall(self->otherwise, args, flags, keywords);
+}
+
+static PyObject *module_call_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    PyObject *active, *otherwise;
+    if (!PyArg_ParseTuple(args, "O!O", &PyContextVar_Type, &active, &otherwise)) return NULL;
+    ModuleCall *self = (ModuleCall *)type->tp_alloc(type, 0);
+    if (self == NULL) return NULL;
+    self->active = Py_NewRef(active);
+    self->otherwise = Py_NewRef(otherwise);
+    self->vectorcall = (vectorcallfunc)module_call;
+    return (PyObject *)self;
+}
+
+static PyObject *module_call_get(PyObject *self, PyObject *module, PyObject *type) {
+    return module == NULL || module == Py_None ? Py_NewRef(self) : PyMethod_New(self, module);
+}
+
+static void module_call_dealloc(ModuleCall *self) {
+    Py_CLEAR(self->active);
+    Py_CLEAR(self->otherwise);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyTypeObject ModuleCallType = {
+    PyVarObject_HEAD_INIT(NULL, 0)
+    .tp_name = "edbatch.recording._calls.ModuleCall",
+    .tp_doc = "ModuleCall(active, otherwise): the method that records known calls; `otherwise` gets all others.",
+    .tp_basicsize = sizeof(ModuleCall),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL | Py_TPFLAGS_METHOD_DESCRIPTOR,
+    .tp_new = module_call_new,
+    .tp_dealloc = (destructor)module_call_dealloc,
+    .tp_vectorcall_offset = offsetof(ModuleCall, vectorcall),
+    .tp_call = PyVectorcall_Call,
+    .tp_descr_get = module_call_get,
+};
+
+/* Whether dicts hold what they held, object by object: items[i] has the keys and values of dicts[i] in turn. */
+static PyObject *same_items(PyObject *module, PyObject *args) {
+    PyObject *dicts, *items, *key, *value;
+    if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &dicts, &PyList_Type, &items)) return NULL;
+    if (PyList_GET_SIZE(dicts) != PyList_GET_SIZE(items)) Py_RETURN_FALSE;
+    for (Py_ssize_t i = 0; i < PyList_GET_SIZE(dicts); i++) {
+        PyObject *dict = PyList_GET_ITEM(dicts, i), *held = PyList_GET_ITEM(items, i);
+        if (!PyDict_Check(dict) || !PyTuple_Check(held))
+            return PyErr_Format(PyExc_TypeError, "same_items takes a list of dicts and one of tuples");
+        if (2 * PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(held)) Py_RETURN_FALSE;
+        for (Py_ssize_t at = 0, k = 0; PyDict_Next(dict, &at, &key, &value); k += 2)
+            if (key != PyTuple_GET_ITEM(held, k) || value != PyTuple_GET_ITEM(held, k + 1)) Py_RETURN_FALSE;
+    }
+    Py_RETURN_TRUE;
+}
+
+/* ---- the module */
+
+static PyMethodDef functions[] = {
+    {"set_no_tensor", set_no_tensor, METH_O, "set_no_tensor(address)"},
+    {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
+    {NULL},
+};
+
+static struct PyModuleDef definition = {
+    PyModuleDef_HEAD_INIT,
+    .m_name = "_calls",
+    .m_doc = "Calls of cells that a recording knows, in C.",
+    .m_size = -1,
+    .m_methods = functions,
+};
+
+PyMODINIT_FUNC PyInit__calls(void) {
+    PyObject *module = PyModule_Create(&definition);
+    if (module == NULL) return NULL;
+    known_calls_name = PyUnicode_InternFromString("known_calls");
+    call_impl_name = PyUnicode_InternFromString("_call_impl");
+    one_name = PyUnicode_InternFromString("one");
+    if (one_name == NULL || known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
+        PyModule_AddType(module, &ValueType) < 0 ||
+        PyModule_AddType(module, &KnownCallsType) < 0 || PyModule_AddType(module, &ModuleCallType) < 0)
+        Py_CLEAR(module);
+    return module;
+}

@@ -1,0 +1,130 @@
+"""Types inside a recording: what is kept of each for its next call, and how a new signature gets one.
+
+In: a call whose signature the recording has not seen. Out: its `NodeType`. Kernels come from the cache of earlier calls
+of the batched function, or are captured now, so that shape errors appear at the user's line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+from edbatch.cells.kernel import Kernel
+from edbatch.errors import RecordingError
+from edbatch.layout.layout import REF
+from edbatch.recording.calls.signature import Parts, calling
+from edbatch.recording.program.marking import active, plain_loop
+from edbatch.recording.types.kernel_cache import Cell, Context
+from edbatch.recording.types.type_set import NodeType
+from edbatch.recording.values.lazy import Kind, Lazy, lazy, rows_of
+from edbatch.recording.values.refusals import TRANSFORMS
+from edbatch.spec import Spec
+from edbatch.torch_state.surroundings import Surroundings, Undrawn, inside
+
+if TYPE_CHECKING:
+    from edbatch.recording.recorder import Recorder
+
+module_call = nn.Module.__call__
+VIEWING: list[Any] = []  # functions of our own whose results are views of their first operand in torch
+
+
+class Signature(NamedTuple):
+    """What tells a type from the others of its recording, and its name before it was made unique."""
+
+    key: tuple[Hashable, ...]
+    context: Context
+    name: str
+
+
+class Entry:
+    """A node type inside a recording, as the hot path needs it."""
+
+    __slots__ = ("id", "is_plain", "kinds", "simple", "type")
+
+    def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
+        self.id = identity
+        self.type = node_type
+        self.kinds = kinds
+        self.is_plain = not node_type.kernel.writes  # else see `writes`
+        marks = tuple([object() for _ in kinds])
+        shape = node_type.kernel.unflatten(list(marks))
+        is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
+        # how many outputs, if they are one value or a plain tuple of values, and none of them is rows
+        self.simple = 0 if any(node_type.per_row) else 1 if (shape,) == marks else len(marks) if is_tuple else 0
+
+    def outputs(self, node: int, length: int | None = None) -> Any:
+        """What the call of a node returns; `length` is the number of its rows, if it has any."""
+        if self.simple == 1:
+            return lazy(node, self.kinds[0])
+        if self.simple:
+            return tuple([lazy(node + i * REF, kind) for i, kind in enumerate(self.kinds)])
+        return self.type.kernel.unflatten(self.values(node, length))
+
+    def values(self, node: int, length: int | None = None) -> list[Any]:
+        """The outputs of a node."""
+        return [
+            lazy(node + i * REF, kind) if not per_row else rows_of(node + i * REF, kind, length or 0)
+            for i, (kind, per_row) in enumerate(zip(self.kinds, self.type.per_row, strict=True))
+        ]
+
+
+def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
+    """The type of a new signature: a cell's own has been found in earlier calls, while its modules are the same."""
+    lasts = cell is not None and not parts.shared and not parts.generators and not recorder.names.has_keywords
+    if cell is None or not lasts:
+        return _new_type(recorder, target, args, kwargs, parts, cell)
+    key = (recorder.context, *[k.spec if isinstance(k, Kind) else k for k in parts.key])
+    found = cell.node_types.get(key)
+    if found is None or not found.kernel.is_current:
+        found = cell.node_types[key] = _new_type(recorder, target, args, kwargs, parts, cell)
+    return found
+
+
+def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise RecordingError(TRANSFORMS)
+    rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
+    run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
+    kernel = _kernel(recorder, calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
+    name = recorder.names.call(target, args, kwargs, parts)
+    if cell is None and not kernel.outputs:
+        raise RecordingError(f"{name} gives no tensor, so it cannot be asked while examples are recorded; leave it out")
+    if any(isinstance(leaf, Lazy) for leaf in pytree.tree_leaves(kernel.unflatten([None] * len(kernel.outputs)))):
+        raise RecordingError(
+            f"{name} returns a lazy value that is none of its arguments, but came by a closure, an attribute or an "
+            "object of your own; pass it as an argument"
+        )
+    per_row = (parts.is_row_wise,) * len(kernel.outputs)
+    is_view = any(target is function for function in VIEWING)
+    return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row, is_view)
+
+
+def _kernel(
+    recorder: Recorder,
+    function: Callable[..., Any],
+    parts: Parts,
+    rows: tuple[Spec, ...],
+    target: Any,
+    cell: Cell | None,
+) -> Kernel:
+    """The kernel of a signature, from the cache of earlier calls or captured now."""
+    places = {id(t): i for i, t in enumerate(parts.shared)}
+    lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
+    shared = tuple(Spec.of(t) for t in parts.shared)
+    alone = "it draws from a generator of its own, row by row" if parts.generators else None
+
+    def found() -> Kernel:
+        active.set(None)
+        plain_loop.set(True)  # a batched function in a cell is a plain loop
+        recorder.suspended, recorder.sums_grow_in = True, None
+        key = lasting, rows, shared, recorder.context
+        return recorder.kernels.kernel(function, rows, shared, key, target, cell, alone)
+
+    try:
+        return inside((Surroundings(active, plain_loop), Undrawn(*parts.generators)), found)
+    finally:
+        recorder.suspended, recorder.sums_grow_in = False, recorder.context

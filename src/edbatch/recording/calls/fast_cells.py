@@ -1,0 +1,84 @@
+"""Cells that are called again as they were called before: the hot path of recording, which is written in C.
+
+A cell is mostly called with few signatures. From its second call on a recording knows the key of a call: `_calls.c`
+then follows the arguments along the key, adds the node and makes its outputs. Where the package was installed without a
+C compiler, all calls go the usual way instead.
+"""
+
+from __future__ import annotations
+
+from array import array
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from edbatch.recording.values.lazy import Lazy, PendingSum
+from edbatch.spec import float_bits, is_tensor
+
+try:
+    from edbatch.recording._calls import KnownCalls, ModuleCall, Numbers
+
+    RECORDS_IN_C = True
+except ImportError:
+    RECORDS_IN_C = False
+    Numbers = partial(array, "q")  # type: ignore[assignment, misc]
+
+    class KnownCalls:  # type: ignore[no-redef]
+        def __init__(self, *args: Any) -> None:
+            """Knows nothing."""
+
+        def learn(self, *args: Any) -> None:
+            """Learns nothing."""
+
+        def pass_by(self, module: nn.Module) -> None:
+            """The recorder knows."""
+
+        def forget(self) -> None:
+            """There is nothing to forget."""
+
+    def ModuleCall(active: Any, otherwise: Any) -> Any:  # type: ignore[no-redef]
+        return otherwise
+
+
+if TYPE_CHECKING:
+    from edbatch.recording.recorder import Recorder
+
+__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]  # fmt: skip
+
+
+class _NoValue:
+    kind = None
+
+
+def as_value(recorder: Recorder, part: Any) -> Any:
+    """A part of an argument as a recorded value: pending sums and tensors from outside, such as learned initial states.
+
+    Anything else has no kind.
+    """
+    if type(part) is PendingSum:
+        return recorder.resolve(part)
+    return recorder.outside(part) if is_tensor(part) else _NoValue
+
+
+def signature_of(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
+    """Key and data of a call of a cell, as `signature.Parts` makes them; no key for any other arguments."""
+    key: list[Any] = [recorder.key_of(module)]
+    flat: list[int] = []
+    for a in args:
+        parts: tuple[Any, ...] = (a,)
+        if type(a) is tuple:
+            key += (tuple, len(a))
+            parts = a
+        for part in parts:
+            kind = type(part)
+            if kind is int or kind is float:
+                key.append(kind)
+                flat.append(part if kind is int else float_bits(part))
+                continue
+            value = part if kind is Lazy else as_value(recorder, part)
+            if value.kind is None:
+                return (), flat
+            key.append(value.kind)
+            flat.append(value.ref)
+    return tuple(key), flat

@@ -1,0 +1,185 @@
+"""Indexing lazy values: integers are data of the node, everything else belongs to its type."""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from edbatch.cells.capture.op_recorder import plain
+from edbatch.errors import ValueReadError
+from edbatch.recording.calls.entries import VIEWING
+from edbatch.recording.calls.signature import Parts
+from edbatch.recording.values.lazy import Lazy, Rows, lazy
+from edbatch.recording.values.ragged import check_owner
+from edbatch.recording.values.ragged_functions import is_index_of_rows
+from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.recording.recorder import Recorder
+
+
+def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
+    """`value[key]`. Integers, also lazy ones, are operands; slices, lists, None and … belong to the type."""
+    if type(value) is Rows:
+        check_owner(recorder, value)
+        index = key if isinstance(key, tuple) else (key,)
+        if len(index) == 1 and type(index[0]) is int and value.elements is not None and _is_element(recorder, value):
+            value.is_viewed, element = True, value.elements[index[0]]
+            recorder.lineage.shares.add(element)
+            return lazy(element, value.kind.one)
+        if is_index_of_rows(value, index):
+            of_one = index if index[0] is Ellipsis else index[1:]
+            return recorder.of_one_row(operator.getitem, (value, of_one), {})
+    key = with_known_masks(recorder, value.shape, key)
+    index = key if isinstance(key, tuple) else (key,)
+    value = recorder.resolve(value)
+    if not any(type(i) is int or isinstance(i, Lazy) or _is_number(i) for i in index):
+        return recorder.record_op(operator.getitem, (value, key))
+    items = _in_bounds(index, value.shape)
+    arrays = bool, _List, Lazy, torch.Tensor
+    is_plain = not any(isinstance(i, arrays) and not _is_number(i) for i in items)
+    take = take_items if is_plain else take_mixed
+    return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
+
+
+def _is_element(recorder: Recorder, rows: Rows) -> bool:
+    """Whether an element of rows is the value that was stacked: without grad it has no gradient."""
+    is_with_grad = rows.context.grad and recorder.context.grad
+    return is_with_grad or not any(map(recorder.lineage.requires_grad, rows.elements or ()))
+
+
+def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
+    """An index of something of this shape: its arrays as tensors, its masks as the numbers of what they take.
+
+    The shape of a result must be known: so masks are read, those of tensors that exist already.
+    """
+    if not isinstance(key, tuple):
+        key = with_known_masks(recorder, shape, (key,))
+        return key[0] if len(key) == 1 else key
+    items = [torch.from_numpy(i) if isinstance(i, np.ndarray) else i for i in key]
+    if not any(_is_mask(i) for i in items):
+        return tuple(items)
+    index: list[Any] = []
+    dim, others = 0, len(shape) - sum(map(_num_dims, items))
+    for i in items:
+        if _is_mask(i) and i.shape != shape[dim : dim + i.ndim]:
+            raise IndexError(f"a mask of shape {tuple(i.shape)} is an index of dimension {dim} of {tuple(shape)}")
+        index += _numbers_of_mask(recorder, i) if _is_mask(i) else [i]
+        dim += others if i is Ellipsis else _num_dims(i)
+    return tuple(index)
+
+
+def masked_select(value: Any, mask: Any) -> Any:
+    """`torch.masked_select` as an index by a mask."""
+    shape = torch.broadcast_shapes(value.shape, mask.shape)  # type: ignore[no-untyped-call]
+    value, mask = [t if t.shape == shape else t.expand(shape) for t in (value, mask)]
+    return value[mask] if shape else value[None][mask[None]]
+
+
+def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
+    if isinstance(mask, Lazy):
+        mask = recorder.resolve(mask)
+        if mask.ref >= 0:
+            raise ValueReadError(
+                f"a lazy value {mask.kind.spec} is a mask in an index and decides the shape of the result, but values "
+                "do not exist while examples are recorded. Use torch.where or masked_fill, which keep the shape, or a "
+                "mask that is given as a tensor"
+            )
+        mask = recorder.tensor_of(mask.ref)
+    recorder.changing = "it reads a mask"
+    with torch._C.DisableTorchFunction():
+        return list(mask.nonzero(as_tuple=True)) if mask.ndim else [bool(mask)]
+
+
+def _is_mask(item: Any) -> bool:
+    return isinstance(item, Lazy | torch.Tensor) and item.dtype in (torch.bool, torch.uint8)
+
+
+def _is_number(item: Any) -> bool:
+    """Whether an item of an index is a tensor without dimensions, which torch reads as an integer."""
+    return isinstance(item, Lazy | torch.Tensor) and not item.ndim and not _is_mask(item)
+
+
+def _num_dims(item: Any) -> int:
+    """How many dimensions an item of an index is about; an ellipsis is about the rest."""
+    return item.ndim if _is_mask(item) else not (item is None or item is Ellipsis or isinstance(item, bool))
+
+
+def is_row_number(key: Any) -> bool:
+    """Whether an index picks a row by a number."""
+    return type(key) is int or (type(key) is tuple and len(key) > 0 and type(key[0]) is int)
+
+
+def row_of(recorder: Recorder, table: torch.Tensor, key: Any) -> Any:
+    """`parameter[number]`: the number is data. As part of the type it would make every row a type of its own."""
+    first, *rest = key if isinstance(key, tuple) else (key,)
+    (first,) = _in_bounds((first,), table.shape)
+    numbers = Spec((), torch.int64, table.device)
+    row = recorder.record_op(take_row, (table, first), Parts(recorder, number_like=numbers))
+    return row[tuple(rest)] if rest else row
+
+
+def take_row(table: torch.Tensor, number: torch.Tensor) -> torch.Tensor:
+    """`table[number]` as an embedding, whose gradient is formed once for all rows."""
+    return torch.nn.functional.embedding(number, table.reshape(table.shape[0], -1)).reshape(table.shape[1:])
+
+
+@dataclass(frozen=True)
+class _List:
+    """A list of numbers or flags in an index, as nested tuples; it belongs to the type."""
+
+    items: Any
+
+
+def _is_constant(items: Any) -> bool:
+    return all(_is_constant(i) for i in items) if isinstance(items, list | tuple) else isinstance(items, int)
+
+
+def take_mixed(value: torch.Tensor, *index: Any) -> torch.Tensor:
+    """`value[index]` for integers given as 0-d tensors, and anything else that torch takes."""
+    items = [torch.tensor(i.items, device=value.device) if isinstance(i, _List) else i for i in index]
+    return value[tuple(i.long() if isinstance(i, torch.Tensor) and not i.numel() else i for i in items)]
+
+
+def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
+    """`value[index]` for integers given as 0-d tensors, slices and None."""
+    dim = 0
+    for i in index:
+        if isinstance(i, torch.Tensor):
+            i = i.to(torch.int64)
+            i = torch.where(i < 0, i + value.shape[dim], i)
+            value = value.index_select(dim, i.reshape(1)).squeeze(dim)
+        elif i is None:
+            value, dim = value.unsqueeze(dim), dim + 1
+        else:
+            value, dim = value[(slice(None),) * dim + (i,)], dim + 1
+    return value
+
+
+VIEWING.extend((take_items, take_row))
+
+
+def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
+    """An index with `...` written out, lists in a form that can be compared, and integers made non-negative; raises as
+    torch would."""
+    others = len(shape) - sum(map(_num_dims, index))
+    result: list[Any] = []
+    dim = 0
+    for i in index:
+        if i is Ellipsis:
+            result += [slice(None)] * others
+            dim += others
+            continue
+        if dim + _num_dims(i) > len(shape):
+            raise IndexError(f"too many indices for a value of {len(shape)} dimensions")
+        if type(i) is int:
+            if not -shape[dim] <= i < shape[dim]:
+                raise IndexError(f"index {i} is out of bounds for dimension {dim} with size {shape[dim]}")
+            i = i % shape[dim]
+        result.append(_List(plain(i)) if isinstance(i, list) and _is_constant(i) else i)
+        dim += _num_dims(i)
+    return result

@@ -1,0 +1,139 @@
+"""Tensors that all examples share: parameters, buffers, keywords, and what is computed from these alone.
+
+Such a computation is no node: it runs at once, once per call of the batched function, and every example reads its
+result. Which ones do is the same in training and under `no_grad`. What is drawn at random is drawn for every example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from edbatch.recording.calls.signature import Parts
+
+if TYPE_CHECKING:
+    from edbatch.recording.recorder import Recorder
+
+
+class SharedTensors:
+    """The shared tensors of one recording."""
+
+    def __init__(self, recorder: Recorder, tensors: Iterable[torch.Tensor]):
+        self._recorder = recorder
+        self._tensors = {id(t): t for t in tensors}
+        self._derived: set[int] = set()
+        self._times_given: dict[int, int] = {}  # how often a computed result was given to the user, by its identity
+        self._would_require_grad: set[int] = set()  # if gradients were on
+        self._results: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
+
+    def __contains__(self, tensor: torch.Tensor) -> bool:
+        return isinstance(tensor, nn.Parameter) or id(tensor) in self._tensors
+
+    def is_differentiable(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is shared and requires a gradient, or would in training: one graph for both."""
+        return tensor in self and (tensor.requires_grad or id(tensor) in self._would_require_grad)
+
+    def is_derived(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor was computed from shared ones in this recording."""
+        return id(tensor) in self._derived
+
+    def compute(self, func: Callable[..., Any], args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
+        """The result of an op on shared tensors alone; `call` makes it, if not the op itself."""
+        recorder, parts = self._recorder, Parts(self._recorder)
+        parts.key += (func, recorder.context, recorder.grad_in_training)
+        parts.take(args)
+        parts.take(kwargs)
+        key = tuple(parts.key)
+        known = self._results.get(key)
+        if known is not None and known[1] == _version(known[0]):
+            return self._give(known[0])
+        with _Draws() as draws:
+            result = (call or func)(*args, **kwargs)
+        if draws.seen:
+            return result
+        self._results[key] = result, _version(result), parts.shared  # kept, since the key holds only their ids
+        made = [t for t in flatten((result,), {}) if isinstance(t, torch.Tensor) and t not in self]
+        if made:
+            self._tensors.update((id(t), t) for t in made)
+            self._derived.update(map(id, made))
+            recorder.names.derive(made, func, args, kwargs)
+            if recorder.grad_in_training and not recorder.context.grad:
+                self._mark(result, func, args, kwargs)
+        return self._give(result)
+
+    def _give(self, result: Any) -> Any:
+        for t in flatten((result,), {}):
+            if id(t) in self._derived:
+                self._times_given[id(t)] = self._times_given.get(id(t), 0) + 1
+        return result
+
+    def is_given_twice(self, memory: int) -> bool:
+        """Whether a result in this memory was given more than once: others than the one who writes it hold it."""
+        in_memory = [number for number, t in self._tensors.items() if memory_of(t) == memory]
+        if any(number not in self._derived for number in in_memory):
+            return False  # views of a parameter or buffer, which all see what is written there
+        return any(self._times_given.get(number, 0) > 1 for number in in_memory)
+
+    def _mark(self, result: Any, func: Callable[..., Any], args: Any, kwargs: Any) -> None:
+        """Find out which results would require a gradient in training: by the same call on tensors without memory."""
+
+        def stand_in(t: torch.Tensor) -> torch.Tensor:
+            grad = self.is_differentiable(t)
+            return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta", requires_grad=grad)
+
+        with suppress(Exception), torch.inference_mode(False), torch.enable_grad():  # some need memory: not marked
+            args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
+            trial = flatten((func(*args, **kwargs),), {})
+            pairs = zip(flatten((result,), {}), trial, strict=True)
+            self._would_require_grad.update(
+                id(t) for t, like in pairs if isinstance(like, torch.Tensor) and like.requires_grad
+            )
+
+    def forget_results(self, memory: int) -> None:
+        """What lies here is about to be written: what was computed of it is computed again when it is needed."""
+        stale = [key for key, (_, _, read) in self._results.items() if memory in map(memory_of, read)]
+        for key in stale:
+            del self._results[key]
+
+
+class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Notices whether anything is drawn at random."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.seen = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.seen = self.seen or torch.Tag.nondeterministic_seeded in func.tags
+        return func(*args, **(kwargs or {}))
+
+
+def flatten(args: Any, kwargs: Any) -> list[Any]:
+    """The leaves of arguments, through lists, tuples and dicts."""
+    leaves: list[Any] = []
+    stack = [*args, *kwargs.values()]
+    for item in stack:  # grows while it is walked
+        if isinstance(item, list | tuple):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+        else:
+            leaves.append(item)
+    return leaves
+
+
+def memory_of(tensor: torch.Tensor) -> int | None:
+    """What two tensors have in common that lie in the same memory."""
+    if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return None
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _version(result: Any) -> int:
+    return result._version if isinstance(result, torch.Tensor) and not result.is_inference() else 0

@@ -1,0 +1,277 @@
+"""While a thread records, calls of modules and torch functions reach its recorder.
+
+A TorchFunctionMode sees torch functions. Hooks, which are in place while anybody records (see `hooks`), see calls of
+modules and of `autograd.Function.apply`, `torch.stack` and `torch.cat`, and the entry and exit of autocast and of grad
+modes, which change what calls compute. Child modules also stand in their parent's `__dict__` meanwhile: `self.child`
+then costs 0.03 µs, not 1 µs.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+import torch._functorch.eager_transforms
+import torch._functorch.vmap
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from edbatch.errors import RecordingError
+from edbatch.recording.calls.fast_cells import ModuleCall, signature_of
+from edbatch.recording.calls.fast_functions import known
+from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop
+from edbatch.recording.recorder import Recorder
+from edbatch.recording.values.lazy import Lazy
+from edbatch.recording.values.ragged import stack_alike
+from edbatch.recording.values.refusals import TRANSFORMS
+from edbatch.torch_state.hooks import applying, hooked, replaces
+from edbatch.torch_state.modules import modules_of
+from edbatch.torch_state.surroundings import Surroundings, inside
+
+T = TypeVar("T")
+_active = active.get
+FIRST_DIM: tuple[dict[str, int], ...] = ({}, {"dim": 0})
+
+
+class RecordingMode(TorchFunctionMode):
+    def __init__(self, recorder: Recorder):
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.recorder.suspended:
+            return func(*args, **(kwargs or {}))
+        return self.recorder.torch_function(func, args, kwargs or {})
+
+
+def _recording_call(original: Callable[..., Any]) -> Any:
+    """`nn.Module.__call__` while somebody records."""
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        if recorder is not None:
+            return call_module(recorder, module, args, kwargs)
+        if plain_loop.get() and is_leaf(module):  # in a plain loop torch's leaf modules take numbers as when batched
+            args, kwargs = numbers_to_tensors(module, args, kwargs)
+        return original(module, *args, **kwargs)
+
+    return ModuleCall(active, call)
+
+
+def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call of a module while this thread records, but for calls that it knows (`fast_cells.py`)."""
+    if id(module) in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
+        recorder.known_calls.pass_by(module)
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+    if not kwargs and recorder.is_cell(module):
+        key, flat = signature_of(recorder, module, args)
+        entry = recorder.entries.get(key)
+        if entry is not None and entry.is_plain:
+            recorder.known_calls.learn((module, *key[1:]), entry, entry.id, entry.kinds if entry.simple else None)
+            return recorder.add(entry, flat)
+    return recorder.call(module, args, kwargs)
+
+
+def _refreshing(original: Any) -> Any:
+    def method(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        recorder = active.get()
+        if recorder is not None:
+            recorder.refresh_context()
+        return result
+
+    return method
+
+
+def _entering(original: Any) -> Any:
+    """The entry of a grad mode: under a `no_grad` around the whole call torch's own state does not tell of it."""
+
+    def method(self: Any, *args: Any) -> Any:
+        recorder = active.get()
+        if recorder is None:
+            return original(self, *args)
+        before = recorder.grad_in_training
+        result = original(self, *args)  # of no_grad: makes a set_grad_enabled, which comes here too
+        vars(self).setdefault("_edbatch_before", before)  # a set_grad_enabled is entered twice: made, and entered
+        recorder.grad_in_training = _GRAD_MODES[type(self)](self)
+        recorder.refresh_context()
+        return result
+
+    return method
+
+
+def _leaving(original: Any) -> Any:
+    def method(self: Any, *args: Any) -> Any:
+        result = original(self, *args)
+        recorder = active.get()
+        before = vars(self).pop("_edbatch_before", None)
+        if recorder is not None:
+            recorder.grad_in_training = recorder.grad_in_training if before is None else before
+            recorder.refresh_context()
+        return result
+
+    return method
+
+
+def _record_applied(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """`autograd.Function.apply` does not ask for torch functions: on lazy values the call is recorded here."""
+    recorder = active.get()
+    if recorder is None:
+        return function(*args, **kwargs)
+    if any(isinstance(a, Lazy) for a in args):
+        return recorder.record_op(function, args)
+    tensors = [a for a in args if isinstance(a, torch.Tensor)]
+    is_shared = tensors and all(t in recorder.shared for t in tensors)
+
+    def call(*args: Any, **kwargs: Any) -> Any:  # what it calls inside, without gradients, is not recorded by itself
+        recorder.suspended = True
+        try:
+            return function(*args, **kwargs)
+        finally:
+            recorder.suspended = False
+
+    return recorder.shared.compute(function, args, kwargs, call) if is_shared else call(*args, **kwargs)
+
+
+def _recording_stack(original: Any) -> Any:
+    """`torch.stack` looks at every element for its torch function, 0.3 µs each: lists of lazy values go another way."""
+
+    @functools.wraps(original)
+    def stack(*args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        if recorder is not None and len(args) == 1 and kwargs in FIRST_DIM and type(args[0]) in (list, tuple):
+            rows = stack_alike(recorder, args[0])
+            if rows is not None:
+                return rows
+        return original(*args, **kwargs)
+
+    return stack
+
+
+def _recording_cat(original: Any) -> Any:
+    """`torch.cat` of kinds that were seen before takes a short way, too. Modes of the user's own do not see it."""
+
+    @functools.wraps(original)
+    def cat(*args: Any, **kwargs: Any) -> Any:
+        recorder = _active()
+        found = None if recorder is None else known(recorder, original, args, kwargs)
+        return original(*args, **kwargs) if found is None else found
+
+    return cat
+
+
+_GRAD_MODES: dict[type, Callable[[Any], bool]] = {
+    torch.no_grad: lambda mode: False,
+    torch.enable_grad: lambda mode: True,
+    torch.set_grad_enabled: lambda mode: mode.mode,
+    torch.inference_mode: lambda mode: not mode.mode,
+}
+
+
+def _refusing(original: Any) -> Any:
+    """A function of torch.func's, in C, that takes any tensor by `isinstance`: it would read a lazy value's memory."""
+
+    @functools.wraps(original)
+    def function(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(a, Lazy) for a in args):
+            raise RecordingError(TRANSFORMS)
+        return original(*args, **kwargs)
+
+    return function
+
+
+_TRANSFORMING = [
+    (module, name, _refusing)
+    for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
+    for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim")
+    if name in vars(module)
+]
+for _holder, _name, _make in (
+    *_TRANSFORMING,
+    (nn.Module, "__call__", _recording_call),
+    (torch, "stack", _recording_stack),
+    (torch, "cat", _recording_cat),
+    *[(torch.autocast, name, _refreshing) for name in ("__enter__", "__exit__")],
+    *[(cls, "__enter__", _entering) for cls in _GRAD_MODES],
+    *[(cls, "__exit__", _leaving) for cls in _GRAD_MODES],
+    (torch.set_grad_enabled, "__init__", _entering),
+):
+    replaces(_holder, _name, _make)
+
+
+class Shortcuts:
+    """Child modules as entries of their parents' `__dict__`, where Python finds them first. Only a matter of speed."""
+
+    def __init__(self, root: nn.Module | None):
+        self._root = root
+        self._children: list[tuple[nn.Module, str, nn.Module]] = []
+        self._entries: tuple[tuple[dict[str, Any], str, nn.Module], ...] = ()
+
+    def buffers(self) -> list[dict[str, Any]]:
+        """The tables of buffers of all modules that have some."""
+        modules = [] if self._root is None else [self._root, *[child for _, _, child in self._children]]
+        return [module._buffers for module in modules if module._buffers]
+
+    def entries(self) -> tuple[tuple[dict[str, Any], str, nn.Module], ...]:
+        if self._root is None:
+            return ()
+        if not self._children or any(parent._modules.get(name) is not child for parent, name, child in self._children):
+            children = [
+                (parent, name, child)
+                for parent in modules_of([self._root])
+                for name, child in parent._modules.items()
+                if child is not None
+            ]
+            self._entries = tuple([(parent.__dict__, name, child) for parent, name, child in children])
+            self._children = children
+        return self._entries
+
+
+def recording(recorder: Recorder, shortcuts: Shortcuts, function: Callable[..., T], *args: Any) -> T:
+    """What a function gives; everything this thread calls inside is recorded.
+
+    Thousands of live lazy values make the collector of garbage run often, and in vain: it pauses.
+    """
+    contexts = _Clean(recorder, shortcuts), Surroundings(active, applying), hooked(shortcuts.entries())
+    return cast(T, inside(contexts, _record, recorder, function, *args))
+
+
+def _record(recorder: Recorder, function: Callable[..., T], *args: Any) -> T:
+    active.set(recorder)
+    applying.set(_record_applied)
+    with RecordingMode(recorder):
+        return function(*args)
+
+
+class _Clean:
+    """A context at whose end nothing holds lazy values: known calls are forgotten, and buffers are what they were."""
+
+    def __init__(self, recorder: Recorder, shortcuts: Shortcuts):
+        self._recorder, self._shortcuts = recorder, shortcuts
+
+    def __enter__(self) -> None:
+        self._buffers = [(table, dict(table)) for table in self._shortcuts.buffers()]
+
+    def __exit__(self, *error: Any) -> None:
+        self._recorder.known_calls.forget()
+        for table, before in self._buffers:
+            for name in [name for name, value in table.items() if isinstance(value, Lazy)]:
+                table[name] = before.get(name)
+                raise RecordingError(
+                    f"a lazy value was assigned to the buffer {name!r} of a module, where it would outlive its call; "
+                    "return it, and assign what the batched function returns"
+                )
+
+
+def one_by_one(function: Callable[..., T], *args: Any) -> T:
+    """What a function gives that is a plain loop over examples: nothing is recorded."""
+    return cast(T, inside((Surroundings(active, applying, plain_loop), hooked()), _plain, function, *args))
+
+
+def _plain(function: Callable[..., T], *args: Any) -> T:
+    active.set(None)
+    applying.set(None)
+    plain_loop.set(True)
+    return function(*args)

@@ -1,0 +1,433 @@
+"""The recorder: every call of a cell or torch function on lazy values becomes one node. The only code that runs per
+node.
+
+A call's type is found by one dictionary look-up of its signature; a signature that is new to the recording is
+*defined*, see `entries`.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import nn
+
+from edbatch.cells.capture.in_place import is_in_place, out_of_place
+from edbatch.errors import InPlaceError, RecordingError
+from edbatch.recording import writes
+from edbatch.recording.calls.entries import Entry, Signature, define, module_call
+from edbatch.recording.calls.fast_cells import KnownCalls, Numbers, as_value
+from edbatch.recording.calls.fast_functions import ADD, ARITHMETIC, known, known_rows
+from edbatch.recording.calls.indexing import getitem, is_row_number, masked_select, row_of, with_known_masks
+from edbatch.recording.calls.names import Names
+from edbatch.recording.calls.shared import SharedTensors, flatten, memory_of
+from edbatch.recording.calls.signature import Parts
+from edbatch.recording.program.attributes import Same
+from edbatch.recording.program.marking import CellFunction, is_row_wise
+from edbatch.recording.questions import ask
+from edbatch.recording.results import settle
+from edbatch.recording.types.kernel_cache import Cell, Context, KernelCache
+from edbatch.recording.types.recording import Recording
+from edbatch.recording.types.type_set import NodeType
+from edbatch.recording.values import ragged_functions, sums
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Rows, lazy, leaked
+from edbatch.recording.values.lineage import Lineage
+from edbatch.recording.values.ragged import dense
+from edbatch.recording.values.refusals import refuse
+from edbatch.spec import Spec, is_tensor
+
+# What these give of a parameter does not change as long as its module is the same.
+METADATA = {
+    *[getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "is_complex", "__len__")],
+    *[getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")],
+}
+DRAWS = "it draws random numbers"
+STACK = torch.stack
+MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
+
+
+class Called(NamedTuple):
+    """A module or marked function that was called, with the modules it was called on, and what kind of cell it is."""
+
+    targets: tuple[Any, ...]  # kept alive: their identities are nobody else's
+    cell: Cell | None
+    key: Hashable
+
+
+class Recorder:
+    """Records one call of a batched function: all its examples into one graph."""
+
+    def __init__(self, kernels: KernelCache, names: Names, device: torch.device, shared: Sequence[torch.Tensor] = ()):
+        self.kernels = kernels
+        self.names = names
+        self.device = device
+        self.types, self.args = Numbers(), Numbers()
+        self.add_type, self.add_args = self.types.append, self.args.extend
+        self.node_types: list[NodeType] = []
+        self.plain: set[int] = set()  # the identities of modules that are no cells
+        self.signatures: list[Signature] = []  # of each type
+        self.starts: list[int] = []  # the first node of every example
+        self.changing: str | None = None  # why the present example cannot be known by its key
+        self.is_open = True
+        self.suspended = False
+        self._kinds: dict[Spec, Kind] = {}
+        self._outside: list[torch.Tensor] = []
+        self._outside_specs: list[Spec] = []
+        self._outside_of: dict[int, Lazy] = {}
+        self._read: list[torch.Tensor] = []  # parameters and buffers that something was computed of while recording
+        self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
+        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
+        self.shared = SharedTensors(self, shared)
+        self._called: dict[tuple[int, ...], Called] = {}  # by the identities of targets and owners
+        self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
+        self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
+        self.lineage = Lineage(self)
+        self.overwritten = writes.Overwritten(self)
+        self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
+        self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
+        self.refresh_context()
+        self.outer = self.context
+
+    def begin(self, example: Sequence[Any]) -> list[Any]:
+        """The next example begins: its arguments, tensors among them as lazy values."""
+        self.starts.append(len(self.types))
+        return [self.outside(x) if isinstance(x, torch.Tensor) else x for x in example]
+
+    def end(self, output: Any) -> Any:
+        """The example ends: its results, of which sums that are pending are recorded."""
+        output = self.overwritten.swapped(output)
+        settle(output, self)
+        return output
+
+    # ---- the state around the recording
+
+    def refresh_context(self) -> None:
+        """Called whenever the user's code may have changed grad mode or autocast."""
+        self.known_calls.forget()
+        context = Context.current()
+        self.context = self.sums_grow_in = self._contexts.setdefault(context, context)
+        self.entries = self._entries_of.setdefault(self.context, {})
+        # No grad mode inside of the call changes anything: what equals a value that a node gives is that value.
+        self.is_usual = self.grad_in_training and (context.grad or len(self._contexts) == 1)
+
+    def kind(self, spec: Spec) -> Kind:
+        found = self._kinds.get(spec)
+        if found is None:
+            found = self._kinds[spec] = Kind(spec, self)
+        return found
+
+    def outside(self, tensor: torch.Tensor) -> Lazy:
+        """A plain tensor as an operand; the same tensor is one value however often it is used."""
+        known = self._outside_of.get(id(tensor))
+        if known is None and self.overwritten.values:
+            known = self.overwritten.swapped(tensor)
+            known = None if known is tensor else known
+        if known is None:
+            with torch._C.DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
+                spec, memory = Spec.of(tensor), memory_of(tensor)
+            known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(spec))
+            if memory is not None:
+                self._by_memory.setdefault(memory, []).append(len(self._outside))
+            self._outside.append(tensor)
+            self._outside_specs.append(spec)
+        return known
+
+    def forget_outside(self, tensor: torch.Tensor) -> None:
+        """The next use of a tensor is no use of the value it had."""
+        self._outside_of.pop(id(tensor), None)
+
+    def num_uses(self, tensor: torch.Tensor) -> int:
+        return sum(used is tensor for used in self._outside)
+
+    def tensor_of(self, ref: int) -> torch.Tensor:
+        """The plain tensor that an operand from outside stands for."""
+        return self._outside[-1 - ref]
+
+    def _protect(self, written: list[torch.Tensor]) -> None:
+        """Before these are written in place: operands that lie in their memory are copied as they are now."""
+        self.changing = "it writes a tensor in place"
+        used = {memory_of(tensor) for node_type in self.node_types for tensor in node_type.shared}
+        for memory in map(memory_of, written):
+            if memory is None:
+                continue
+            self.shared.forget_results(memory)
+            if memory in used:
+                raise InPlaceError(
+                    "a parameter, a buffer or something computed from these was written in place after it was used in "
+                    "the same mini-batch, but all examples share one value of it; write it before or after the call"
+                )
+            if self.shared.is_given_twice(memory):
+                raise InPlaceError(
+                    "what was computed of parameters, buffers or keywords alone is written in place, but it is "
+                    "computed once for all examples, and others hold it too; make a new value: v = v + 1 instead of "
+                    "v += 1, or v = v.clone() first"
+                )
+            operands = self._by_memory.pop(memory, [])
+            if operands:
+                self.lineage.look()
+            if any(-1 - i in self.lineage.shares for i in operands):
+                raise InPlaceError(
+                    "a tensor was written in place of which a lazy value is a view, or which a cell returned as it is, "
+                    "and which would change too; write before, or take a copy: tensor.clone()"
+                )
+            for i in operands:
+                self._outside_of.pop(id(self._outside[i]), None)
+                self._outside[i] = self._outside[i].clone()
+
+    def finish(self) -> Recording:
+        """Close the recording: its lazy values can be used no more."""
+        with torch._C.DisableTorchFunction():  # else the questions would be recorded
+            self._check_written()
+        self.overwritten.check()
+        self.is_open, self.sums_grow_in = False, None
+        return Recording(
+            np.frombuffer(memoryview(self.types), np.int64),
+            np.frombuffer(memoryview(self.args), np.int64),
+            tuple(self.node_types),
+            tuple(self._outside),
+            tuple(self._outside_specs),
+            np.array(self.starts, dtype=np.int64),
+        )
+
+    def _check_written(self) -> None:
+        """What a cell writes while it runs one by one nobody else may read: in which order they run is open."""
+        for t in [t for t in self.node_types if t.kernel.changes]:
+            memories = {memory_of(tensor) for tensor in t.kernel.changes}
+            others = [tensor for other in self.node_types if other is not t for tensor in other.shared]
+            if any(memory_of(tensor) in memories for tensor in (*others, *self._outside, *self._read)):
+                raise InPlaceError(
+                    f"{t.name} writes a tensor in place that is also read elsewhere in the batched function, and which "
+                    "comes first is not decided; read it in the same cell, or write it outside"
+                )
+
+    # ---- values
+
+    def resolve(self, value: Lazy) -> Any:
+        """A value with a reference: pending sums are recorded now, rows become a value of fixed length."""
+        if value.kind.recorder is not self or not self.is_open:
+            raise leaked(value)
+        if type(value) is PendingSum:
+            return sums.record_sum(self, value)
+        if type(value) is Rows:
+            return dense(self, value)
+        return value
+
+    # ---- nodes
+
+    def add(self, entry: Entry, flat: Sequence[int], length: int | None = None) -> Any:
+        return entry.outputs(self.add_node(entry, flat), length)
+
+    def add_node(self, entry: Entry, flat: Sequence[int]) -> int:
+        node = len(self.types)
+        try:
+            self.add_args(flat)  # all or none
+        except OverflowError:
+            raise RecordingError(
+                f"a number that was given to {entry.type.name} does not fit into 64 bits; give it as a tensor"
+            ) from None
+        self.add_type(entry.id)
+        return node
+
+    def drops_grad(self, value: Lazy) -> bool:
+        """Whether a result that equals a value is another one because it has no gradient here."""
+        if not self.grad_in_training:
+            return True
+        if self.context.grad:
+            return False
+        is_known = len(self._contexts) == 1 and not (type(value) is Lazy and value.ref < 0)
+        return not is_known and bool(value.requires_grad)  # type: ignore[attr-defined]
+
+    def write(self, value: Lazy, result: Any) -> Lazy:
+        return writes.write(self, value, result)
+
+    def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:
+        """The entry of a signature in a context; `make` gives its type when it is new to this recording."""
+        entries = self.entries if context is None else self._entries_of[context]
+        found = entries.get(key)
+        if found is None:
+            node_type = make()
+            context = context or self.context
+            self.signatures.append(Signature(key, context, node_type.name))
+            name = self.names.give(node_type.name, context, self.outer)
+            node_type = node_type if name == node_type.name else replace(node_type, name=name)
+            found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
+            self.node_types.append(node_type)
+            entries[key] = found
+        return found
+
+    # ---- cells
+
+    def is_cell(self, module: nn.Module) -> bool:
+        """Whether a module was called before and is a cell."""
+        called = self._called.get((id(module),))
+        return called is not None and called.cell is not None
+
+    def key_of(self, target: Any) -> Hashable:
+        """What stands for a target in keys of signatures."""
+        called = self._called.get((id(target),))
+        return target if called is None else called.key
+
+    def called_modules(self) -> list[nn.Module]:
+        """The modules that were called, as cells or not, and those a marked method or function was called on."""
+        targets = [target for called in self._called.values() for target in called.targets]
+        return [target for target in targets if isinstance(target, nn.Module)]
+
+    def call(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a module or a marked function."""
+        owners = tuple([a for a in args if isinstance(a, nn.Module)]) if isinstance(target, CellFunction) else ()
+        identities = tuple(map(id, (target, *owners)))
+        called = self._called.get(identities)
+        if called is None:
+            key = Same(target) if isinstance(target, nn.Module) else target
+            with torch._C.DisableTorchFunction():
+                called = Called((target, *owners), self.kernels.cell(target, owners), key)
+            self._called[identities] = called
+        cell = called.cell
+        if cell is None:
+            if target._backward_hooks or target._backward_pre_hooks:
+                raise RecordingError(
+                    f"module {self.kernels.paths.name_of(target)} has backward hooks, which torch calls in a backward "
+                    "of its own; put them on a cell, or use register_hook on parameters and results"
+                )
+            if target._compiled_call_impl is None:
+                self.plain.add(id(target))  # from now on called without this detour
+            return module_call(target, *args, **kwargs)
+        if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target, args[0].ndim - 1):
+            return self.row_wise(target, args, kwargs, cell)
+        return self._record(target, args, kwargs, Parts(self, is_cell=True, device=cell.device), cell)
+
+    def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
+        """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
+        found = None if kwargs else known_rows(self, self.key_of(target), args)
+        if found is not None:
+            return found
+        return self.of_one_row(target, args, kwargs, cell)
+
+    def of_one_row(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
+        """The same of a call whose other arguments, such as dimensions, are those for one row."""
+        length = next(a.length for a in args if type(a) is Rows)
+        return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
+
+    def _record(
+        self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None = None, length: int | None = None
+    ) -> Any:
+        parts.key.append(self.key_of(target))
+        static = cell.static if cell is not None else frozenset()
+        args_template = tuple([parts.take(a, static=i in static) for i, a in enumerate(args)])
+        if kwargs:
+            parts.key.append(("keywords", *kwargs))
+        is_arithmetic = parts.number_like is not None  # its keywords, such as alpha, must be numbers
+        kwargs_template = {k: parts.take(a, static=k in static or is_arithmetic) for k, a in kwargs.items()}
+        if parts.generators:
+            self.changing = DRAWS
+        key = tuple(parts.key)
+        found = self.entries.get(key)
+        if found is None:
+            found = self.entry(key, lambda: define(self, target, args_template, kwargs_template, parts, cell))
+        if not found.is_plain:
+            return writes.record(self, found, parts, length)
+        return self.add(found, parts.flat, length)
+
+    # ---- torch functions
+
+    def plus(self, left: Any, right: Any) -> Any:
+        """`left + right` of lazy values: a sum that grows as long as it is only added to."""
+        total = sums.add(self, left, right) if self.sums_grow_in is not None else None
+        return self.torch_function(operator.add, (left, right), {}) if total is None else total
+
+    def getitem(self, value: Lazy, key: Any) -> Any:
+        return getitem(self, value, key)
+
+    def record_op(self, func: Callable[..., Any], args: tuple[Any, ...], parts: Parts | None = None) -> Any:
+        """A call of an op on these arguments; `parts` says how they are taken apart, if not as of torch's functions."""
+        return self._record(func, args, {}, parts or Parts(self))
+
+    def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call of a torch function, operator or method while recording."""
+        if self.suspended:
+            raise RecordingError(
+                "a lazy value was used inside a cell without being one of its arguments; pass it as an argument "
+                "(inside tuples, lists, dicts or registered pytrees), not by a closure, an attribute or an object of "
+                "your own"
+            )
+        if self.overwritten.values:
+            first, (args, kwargs) = args[:1], self.overwritten.swapped((args, kwargs))
+            if args and args[0] is not first[0] and (plain := out_of_place(func)) is not None:
+                return self.write(args[0], self.torch_function(plain, args, kwargs))
+        if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Rows:
+            found = known_rows(self, func, (args[0], 0))
+        else:
+            found = known(self, func, args, kwargs)
+        if found is not None:
+            return found
+        if func is STACK and self.is_open:
+            found = ragged_functions.torch_function(self, func, args, kwargs)
+            if found is not NotImplemented:
+                return found
+        leaves = flatten(args, kwargs)
+        if not self.is_open:
+            raise leaked(next(v for v in leaves if isinstance(v, Lazy)))
+        if not any(isinstance(v, Lazy) for v in leaves):
+            return self._without_lazy(func, args, kwargs, leaves)
+        if func in ADD and len(args) == 2 and not kwargs and (total := sums.add(self, *args)) is not None:
+            return total
+        answer = ask(self, func, args, kwargs)
+        if answer is not NotImplemented:
+            return answer
+        if args and is_tensor(args[0]) and (plain := out_of_place(func)) is not None:
+            return self.overwritten.write(args[0], self.torch_function(plain, args, kwargs))
+        refuse(func, args, kwargs)
+        if any(type(v) is Rows for v in leaves):
+            result = ragged_functions.torch_function(self, func, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        if func in MASKED_SELECT:
+            return masked_select(*args, **kwargs)
+        if func is torch.Tensor.__getitem__:
+            args = args[0], with_known_masks(self, args[0].shape, args[1])
+        like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
+        if like is not None and like.is_float and like.dtype.itemsize == 2:
+            like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
+        return self._record(func, args, kwargs, Parts(self, number_like=like))
+
+    def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+        tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
+        if func is torch._C._set_grad_enabled:
+            result = func(*args, **kwargs)
+            self.refresh_context()
+            return result
+        if any(isinstance(v, torch.Generator) for v in leaves):
+            self.changing = DRAWS
+        if func is torch.Tensor.register_hook and self.shared.is_derived(args[0]):
+            raise RecordingError(
+                "a hook was put on something computed of parameters alone, which is computed once for all examples and "
+                "has one gradient for all of them; put the hook on the parameter"
+            )
+        if is_in_place(func) or kwargs.get("out") is not None:
+            written = flatten(args[:1], {}) if is_in_place(func) else flatten((kwargs["out"],), {})
+            self._protect([v for v in written if is_tensor(v)])
+            return func(*args, **kwargs)
+        if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
+            if any(t in self.shared for t in tensors):
+                self._reads_shared(func, tensors)
+            return func(*args, **kwargs)
+        if func in MASKED_SELECT:
+            return masked_select(*args, **kwargs)
+        if func is torch.Tensor.__getitem__:
+            if is_row_number(args[1]):
+                return row_of(self, *args)
+            args = args[0], with_known_masks(self, args[0].shape, args[1])
+            tensors = [v for v in flatten(args, {}) if isinstance(v, torch.Tensor)]
+        if all(t in self.shared for t in tensors):
+            self._reads_shared(func, tensors)
+            return self.shared.compute(func, args, kwargs)
+        return self._record(func, args, kwargs, Parts(self))
+
+    def _reads_shared(self, func: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
+        if func not in METADATA:
+            self._read += tensors
+            self.changing = "it computes with parameters, buffers or keywords alone, outside of a cell"

@@ -1,0 +1,72 @@
+"""What recording yields: the `Recording` of a mini-batch, flat arrays over its nodes and the type of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import torch
+
+from edbatch.layout.layout import Ints, SlotTable, unpack
+from edbatch.recording.types.type_set import NodeType, TypeSet, TypeSets
+from edbatch.scheduling.graph import Graph
+from edbatch.spec import Spec
+
+
+@dataclass(frozen=True, eq=False)
+class Recording:
+    """One mini-batch as recorded: types and args of all nodes (see layout/layout.py), and the inputs from outside."""
+
+    types: Ints
+    args: Ints
+    node_types: tuple[NodeType, ...]
+    outside: tuple[torch.Tensor, ...]
+    outside_specs: tuple[Spec, ...]
+    starts: Ints  # the first node of every example
+    type_sets: TypeSets = field(default_factory=TypeSets)  # what is known of types that occur together
+
+    @cached_property
+    def type_set(self) -> TypeSet:
+        return self.type_sets.of(self.node_types)
+
+    @property
+    def table(self) -> SlotTable:
+        return self.type_set.table
+
+    @cached_property
+    def arenas(self) -> tuple[Spec, ...]:
+        """The specs of all values, one arena each: those of the types, then those of results that no node reads."""
+        known = self.type_set.arenas
+        return tuple(dict.fromkeys((*known, *self.outside_specs))) if self.outside_specs else known
+
+    @cached_property
+    def arena_of(self) -> dict[Spec, int]:
+        known = self.type_set
+        return known.arena_of if self.arenas is known.arenas else {spec: i for i, spec in enumerate(self.arenas)}
+
+    @cached_property
+    def outside_rows(self) -> tuple[Ints, Ints]:
+        """How many rows of each arena come from outside, and the row of each input from outside."""
+        counts, rows = [0] * len(self.arenas), []
+        for spec in self.outside_specs:
+            arena = self.arena_of[spec]
+            rows.append(counts[arena])
+            counts[arena] += 1
+        return np.array(counts, dtype=np.int64), np.array(rows, dtype=np.int64)
+
+    @cached_property
+    def graph(self) -> Graph:
+        from edbatch.layout.layout import edges
+
+        inputs, offsets = edges(self.types, self.args, self.table)
+        return Graph(types=self.types, inputs=inputs, offsets=offsets, type_names=self.type_set.names)
+
+    def outputs_of(self, refs: Ints) -> Ints:
+        """Of values that nodes compute, the numbers of their outputs among those of all types."""
+        nodes, numbers = unpack(refs[refs >= 0])
+        outputs: Ints = self.table.output_starts[self.types[nodes]] + numbers
+        return outputs
+
+    def __repr__(self) -> str:
+        return f"Recording({len(self.types)} nodes, {len(self.node_types)} types, {len(self.outside)} inputs)"

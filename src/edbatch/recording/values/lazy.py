@@ -1,0 +1,334 @@
+"""Lazy values: what a batched function computes with while it is recorded.
+
+A `Lazy` is a reference to an output of a recorded node and a `Kind` (its spec and its recorder). It answers shape,
+dtype and device at once; every operator, method and torch function on it is recorded. `Rows` is a stack of values of
+any length, `PendingSum` a sum that is not recorded until it is used, so that `total = total + x` becomes one n-ary
+sum.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from edbatch.cells.capture.in_place import OPERATORS
+from edbatch.errors import InPlaceError, LeakedValueError, RecordingError, ValueReadError
+from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.recording.recorder import Recorder
+    from edbatch.recording.types.kernel_cache import Context
+
+try:
+    from edbatch.recording._calls import Value, set_no_tensor
+
+    _library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
+    set_no_tensor(ctypes.addressof(ctypes.c_char.in_dll(_library, "_ZN3c1019UndefinedTensorImpl10_singletonE")))
+    ARE_TENSORS = True
+except ImportError:  # there was no C compiler at installation
+    Value, ARE_TENSORS = object, False  # type: ignore[misc, assignment]
+except (OSError, ValueError):  # the library has another name here
+    ARE_TENSORS = False
+
+
+READING = ("item", "tolist", "numpy", "__array__")
+
+
+class Kind:
+    """A spec inside one recording.
+
+    Compared by identity, so that looking up a node's type costs no comparison of shapes. Rows and pending sums of
+    values of a kind have kinds of their own (`rows`, `pending`; no pending sums of whole numbers), which lead back to
+    it by `one`. So `x.kind is kind` alone says that x is one value and has a reference.
+    """
+
+    __slots__ = ("one", "pending", "recorder", "rows", "spec", "sum_key")
+
+    def __init__(self, spec: Spec, recorder: Recorder, one: Kind | None = None):
+        self.spec = spec
+        self.recorder = recorder
+        self.one = one or self
+        self.rows = Kind(spec, recorder, self) if one is None else self
+        self.pending = Kind(spec, recorder, self) if one is None and spec.dtype.is_floating_point else None
+        self.sum_key = ("sum", self.one)  # the signature of a sum of such values
+
+
+class Lazy(Value):
+    """A value that will exist once the whole mini-batch has been recorded."""
+
+    __slots__ = ("kind", "ref")
+    __array_ufunc__ = None  # numpy's numbers leave arithmetic with lazy values to us
+    ref: Any  # an int; of a Rows or PendingSum that is not recorded yet, what their own docstrings say
+
+    kind: (
+        Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
+    )
+
+    if ARE_TENSORS:
+
+        @property  # type: ignore[misc]
+        def __class__(self) -> type:
+            """`isinstance(value, torch.Tensor)` and `torch.is_tensor(value)` are true; `type(value)` is what it is."""
+            return torch.Tensor
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size(self.kind.spec.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.kind.spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.kind.spec.device
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    @classmethod
+    def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return owner(args, kwargs or {}).torch_function(func, args, kwargs or {})
+
+    def __add__(self, other: Any) -> Any:
+        kind = self.kind
+        if type(other) is Lazy and other.kind is kind and kind.pending is not None:  # two terms, without detours
+            context = kind.recorder.sums_grow_in
+            if context is not None:
+                value = PendingSum()
+                value.kind = kind.pending
+                value.ref = [self.ref, other.ref], 2, context
+                return value
+        return kind.recorder.plus(self, other)
+
+    def __radd__(self, other: Any) -> Any:
+        kind = self.kind
+        if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
+            if type(self) is Lazy and kind.pending is not None and self.ref >= 0 and kind.recorder.is_usual:
+                value = PendingSum()  # Python's sum() begins with 0: the common case, without detours
+                value.kind = kind.pending
+                value.ref = [self.ref], 1, kind.recorder.sums_grow_in
+                return value
+            if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # of masks 0 makes numbers
+                return kind.recorder.plus(other, self)
+            if type(self) is Lazy and kind.pending is not None:
+                return pending([self.ref], kind.recorder.sums_grow_in, kind)
+            same = Lazy() if type(self) is Lazy else PendingSum()
+            same.kind, same.ref = kind, self.ref
+            return same
+        return kind.recorder.plus(other, self)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.kind.recorder.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        raise InPlaceError(
+            "a lazy value cannot be written in place; build a new one: torch.stack of the pieces, torch.where or "
+            "index_fill / scatter without the trailing underscore"
+        )
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d value")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        raise reading(self, "as a truth value (if, while, and, or, not)")
+
+    def __int__(self) -> int:
+        raise reading(self, "by int()")
+
+    def __float__(self) -> float:
+        raise reading(self, "by float()")
+
+    def __index__(self) -> int:
+        raise reading(self, "as an index or a range")
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.kind.spec})"
+
+    def __reduce__(self) -> Any:
+        raise TypeError(
+            "a lazy value lives only inside its batched call and cannot be pickled or copied; return it instead"
+        )
+
+
+class Rows(Lazy):
+    """A stack of `length` values of one kind; `ref` is None while it is only a list of them.
+
+    elements: the references of listed values. context: the one it was made in.
+    """
+
+    __slots__ = ("context", "elements", "is_viewed", "length", "whole")
+    length: int
+    elements: list[int] | None
+    whole: Any  # the same as one value of fixed length, once somebody needed it
+    context: Context
+    is_viewed: bool  # one of its elements was taken
+
+    @property
+    def shape(self) -> torch.Size:
+        return torch.Size((self.length, *self.kind.spec.shape))
+
+
+class PendingSum(Lazy):
+    """A sum that is not recorded yet. Once it is used it is recorded and becomes a plain `Lazy`.
+
+    Until then `ref` is (terms, count, context): the first `count` references of a list that a longer sum may have
+    grown since.
+    """
+
+    __slots__ = ()
+
+    def __add__(self, other: Any) -> Any:
+        kind = self.kind
+        if type(other) is Lazy and other.kind is kind.one:  # one more term: the common case, without detours
+            terms, count, context = self.ref
+            if len(terms) == count and context is kind.recorder.sums_grow_in:
+                terms.append(other.ref)
+                value = PendingSum()
+                value.kind = kind
+                value.ref = terms, count + 1, context
+                return value
+        return kind.recorder.plus(self, other)
+
+
+set_class: Callable[[Lazy, type], None] = object.__dict__["__class__"].__set__
+
+
+def lazy(ref: int, kind: Kind) -> Lazy:
+    """A value that is the output `ref` of a recorded node."""
+    value = Lazy()
+    value.ref = ref
+    value.kind = kind
+    return value
+
+
+def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None = None) -> Rows:
+    """Rows of values of a kind that are the output `ref` of a recorded node, or so far only a list of values."""
+    value = Rows()
+    value.ref, value.kind, value.length, value.elements, value.whole = ref, kind.rows, length, elements, None
+    value.context, value.is_viewed = kind.recorder.context, False
+    return value
+
+
+def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
+    """The sum of the present terms of a list: of values of a kind."""
+    value = PendingSum()
+    value.ref = (terms, len(terms), context)
+    value.kind = kind.pending  # type: ignore[assignment]
+    return value
+
+
+def owner(args: Any, kwargs: Any) -> Recorder:
+    """The recorder of the first lazy value among arguments."""
+    stack = [*args, *kwargs.values()]
+    for item in stack:  # grows while it is walked
+        if isinstance(item, Lazy):
+            return item.kind.recorder
+        if isinstance(item, list | tuple):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    raise TypeError("no lazy value among the arguments")
+
+
+def reading(value: Lazy, how: str) -> RecordingError:
+    if not value.kind.recorder.is_open:
+        return leaked(value)
+    return ValueReadError(
+        f"a lazy value {value.kind.spec} was read {how}, but values do not exist while examples are recorded. "
+        "Decide by the example's own data (a column that is a list of numbers is data, one that is a tensor is lazy), "
+        "use torch.where, or put the decision into a cell (edbatch.cell), which then runs one by one"
+    )
+
+
+def leaked(value: Lazy) -> LeakedValueError:
+    return LeakedValueError(
+        f"a lazy value {value.kind.spec} was used outside the call of the batched function that made it. Lazy "
+        "values live only inside that call: return them from the function, and do not keep them on self, in globals "
+        "or in the examples"
+    )
+
+
+def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
+    def forward(self: Lazy, other: Any) -> Any:
+        if other is None:
+            return NotImplemented
+        return self.kind.recorder.torch_function(function, (self, other), {})
+
+    def reflected(self: Lazy, other: Any) -> Any:
+        return self.kind.recorder.torch_function(function, (other, self), {})
+
+    setattr(Lazy, f"__{name}__", forward)
+    setattr(Lazy, f"__r{name}__", reflected)
+
+
+def _in_place(name: str) -> None:
+    """`value += other`: the value itself is rebound, as torch writes into it, so that all its names see it."""
+    plain = getattr(operator, f"__{name}__")
+
+    def method(self: Lazy, other: Any) -> Any:
+        return self.kind.recorder.write(self, plain(self, other))
+
+    setattr(Lazy, f"__i{name}__", method)
+
+
+def _unary(name: str, function: Callable[[Any], Any]) -> None:
+    def forward(self: Lazy) -> Any:
+        return self.kind.recorder.torch_function(function, (self,), {})
+
+    setattr(Lazy, f"__{name}__", forward)
+
+
+for _name in ("sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
+    _binary(_name, getattr(operator, f"__{_name}__"))
+for _name in OPERATORS:
+    _in_place(_name)
+for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
+    _binary(_name, getattr(operator, _name))
+for _name in ("neg", "pos", "abs", "invert"):
+    _unary(_name, getattr(operator, f"__{_name}__"))
+
+
+def _reader(name: str) -> None:
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        raise reading(self, f"by .{name}()")
+
+    setattr(Lazy, name, method)
+
+
+def _attribute(name: str, attribute: Any) -> None:
+    """A method or property of torch.Tensor. Not by __getattr__: Python then could not specialise access to slots."""
+
+    def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
+        return self.kind.recorder.torch_function(attribute, (self, *args), kwargs)
+
+    def getter(self: Lazy) -> Any:
+        return self.kind.recorder.torch_function(attribute.__get__, (self,), {})
+
+    setattr(Lazy, name, method if callable(attribute) else property(getter))
+
+
+for _name in READING:
+    _reader(_name)
+for _name in dir(torch.Tensor):
+    if not _name.startswith("_") and not hasattr(Lazy, _name):
+        _attribute(_name, getattr(torch.Tensor, _name))

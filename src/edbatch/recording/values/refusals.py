@@ -1,0 +1,86 @@
+"""What lazy values do not allow: to be written in place, and to be read."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from edbatch.cells.capture.in_place import IN_PLACE_OPERATORS, is_in_place
+from edbatch.errors import BatchError, InPlaceError, RecordingError, ValueReadError
+
+TRANSFORMS = (
+    "a gradient, or a transform of torch.func or torch.autograd.functional, was asked for inside the batched function, "
+    "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply "
+    "it to single examples, outside"
+)
+INSTEAD = {  # of methods in place that have no other form
+    "zero": "torch.zeros_like(x)", "fill": "torch.full_like(x, …)", "copy": "the other value", "uniform":
+    "torch.rand_like(x)", "normal": "torch.randn_like(x)", "detach": "x.detach()",
+}  # fmt: skip
+_TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")
+
+
+def explained(error: Exception) -> Exception:
+    """The error of a user's function; if a transform was given lazy values, one that says so.
+
+    torch offers no hook there: its transforms look for tensors and complain.
+    """
+    frames = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    in_cell = any(name.endswith("edbatch/recording/types/kernel_cache.py") for name in frames)
+    if TRANSFORMS in str(error) or in_cell or not any(part in name for part in _TRANSFORMS for name in frames):
+        return error
+    return RecordingError(f"{TRANSFORMS}. torch says: {error}")
+
+
+def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Raises if a call, which has lazy values among its arguments, can have no meaning; says what to write instead."""
+    name = getattr(func, "__name__", "")
+    if func is torch.tensor and args and isinstance(args[0], list | tuple):
+        raise ValueReadError(
+            "torch.tensor reads its values, but lazy values have none while examples are recorded; use "
+            "torch.stack(values)"
+        )
+    if func in (torch.Tensor.backward, torch.autograd.backward):
+        raise RecordingError(
+            "backward was called inside the batched function, where values do not exist yet; return the loss, and call "
+            "backward on what the batched function returns"
+        )
+    if func is torch.autograd.grad:
+        raise RecordingError(TRANSFORMS)
+    if name == "__setitem__":
+        raise InPlaceError(
+            "a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
+            "use torch.stack(values)"
+        )
+    if is_in_place(func):
+        plain = name.strip("_").removeprefix("i") if name in IN_PLACE_OPERATORS else name.strip("_")
+        instead = INSTEAD.get(plain) or (f"x.{plain}(…)" if hasattr(torch.Tensor, plain) else None)
+        new = "make a new value" if instead is None else f"make a new value and rebind: x = {instead}"
+        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; {new}")
+    if kwargs.get("out") is not None:
+        raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
+
+
+def refuse_transforms() -> None:
+    """Raises if a transform of torch.func is around a batched call: it would not see what is computed."""
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        raise BatchError(
+            "a batched function was called inside torch.func.vmap, grad, jvp or the like, which cannot see into it; "
+            "use batched.one_by_one(...) there, or backward() for gradients"
+        )
+
+
+def refuse_tangents(tensors: Iterable[torch.Tensor]) -> None:
+    """Raises if one of the tensors that a batched call reads has a tangent, which would be lost."""
+    if forward_ad._current_level < 0:
+        return
+    unpack: Any = forward_ad.unpack_dual
+    if any(unpack(tensor).tangent is not None for tensor in tensors):
+        raise BatchError(
+            "a tensor with a tangent (forward mode of torch.autograd) was given to a batched function, which has "
+            "gradients in reverse mode only; use batched.one_by_one(...) there"
+        )

@@ -1,0 +1,82 @@
+"""N-ary sums: `total = total + x` grows one sum as long as it is only added to, and is recorded when it is used."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from edbatch.cells.segments import copy_kernel
+from edbatch.layout.layout import Slot
+from edbatch.recording.types.type_set import NodeType
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, pending, set_class
+from edbatch.recording.values.ragged import name_of
+
+if TYPE_CHECKING:
+    from edbatch.recording.calls.entries import Entry
+    from edbatch.recording.recorder import Recorder
+    from edbatch.recording.types.kernel_cache import Context
+
+SUMMANDS = (Lazy, PendingSum)
+
+
+def add(recorder: Recorder, left: Any, right: Any) -> Any:
+    """`left + right` as an n-ary sum that grows until it is used; None when it is an ordinary addition."""
+    if type(left) not in SUMMANDS or type(right) not in SUMMANDS:
+        return None
+    kind = right.kind.one
+    if left.kind.one is not kind or kind.recorder is not recorder or kind.pending is None:
+        return None
+    if left is right or (type(left) is type(right) is PendingSum and left.ref[0] is right.ref[0]):  # h + h, sum([h, h])
+        right = recorder.resolve(right)
+    if not _can_grow(left, recorder):
+        if _can_grow(right, recorder):
+            left, right = right, left
+        else:
+            left = _begin(recorder, left)
+    terms, _, context = left.ref
+    if _can_grow(right, recorder):
+        terms += right.ref[0]
+        right.ref = right.ref[0], -1, context  # its terms are taken once; another use gets a node of its own
+    else:
+        terms.append(recorder.resolve(right).ref)
+    return pending(terms, context, kind)
+
+
+def _can_grow(value: Any, recorder: Recorder) -> bool:
+    """Whether a value is a pending sum to which nothing has been added yet, made in the present context."""
+    return type(value) is PendingSum and len(value.ref[0]) == value.ref[1] and value.ref[2] is recorder.context
+
+
+def _begin(recorder: Recorder, value: Lazy) -> PendingSum:
+    """A pending sum of one term."""
+    return pending([recorder.resolve(value).ref], recorder.context, value.kind.one)
+
+
+def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
+    """Record a pending sum as one node over all its terms."""
+    terms, count, context = value.ref
+    kind = value.kind.one
+    if 0 <= count < len(terms):  # it has grown since
+        terms = terms[:count]
+    if len(terms) == 1:  # 0 + x
+        set_class(value, Lazy)
+        value.kind, value.ref = kind, terms[0]
+        return value
+    entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
+    if entry is None:
+        entry = sum_entry(recorder, kind, Slot.SUM, context)
+    set_class(value, Lazy)
+    value.kind = kind
+    value.ref = len(recorder.types)
+    recorder.add_args((len(terms), *terms))
+    recorder.add_type(entry.id)
+    return value
+
+
+def sum_entry(recorder: Recorder, kind: Kind, slot: Slot, context: Context) -> Entry:
+    spec = kind.spec
+
+    def make() -> NodeType:
+        name = name_of(recorder, "sum of", slot, spec)
+        return NodeType(name, copy_kernel(spec, grad=context.grad), (slot,), (spec,), (), (False,))
+
+    return recorder.entry(kind.sum_key if slot is Slot.SUM else ("sum of rows", kind), make, context)

@@ -1,0 +1,155 @@
+"""Calls that write arguments in place: the caller's lazy value is rebound.
+
+torch writes into memory, which all values that share it see. A lazy value has no memory: it is made to refer to what
+the write gives. That is the same as long as no other value shares its memory, which is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from edbatch.errors import InPlaceError
+from edbatch.recording.values.lazy import Lazy, PendingSum, Rows, set_class
+from edbatch.spec import is_tensor
+
+if TYPE_CHECKING:
+    from edbatch.recording.calls.entries import Entry
+    from edbatch.recording.calls.signature import Parts
+    from edbatch.recording.recorder import Recorder
+
+
+def record(recorder: Recorder, entry: Entry, parts: Parts, length: int | None) -> Any:
+    """Record a call that writes some of its operands."""
+    kernel, values = entry.type.kernel, parts.values
+    for i in kernel.writes:
+        value = values[i]
+        if value is not None:  # not a number, which nobody sees any more
+            check_writable(recorder, value, [v for j, v in enumerate(values) if j != i])
+    given = [None if i is None else values[i] for i in kernel.same]  # of the results
+    node = recorder.add_node(entry, parts.flat)
+    outputs = entry.values(node, length)
+    first = len(outputs) - len(kernel.writes)
+    for k, i in enumerate(kernel.writes, first):
+        if values[i] is not None:
+            _rebind(values[i], outputs[k])
+    results = [made if value is None else value for made, value in zip(outputs[:first], given, strict=True)]
+    return kernel.unflatten(results)
+
+
+def write(recorder: Recorder, value: Lazy, result: Any) -> Lazy:
+    """`value += …` and the like: from now on the value is the result."""
+    is_like = type(result) is Rows if type(value) is Rows else isinstance(result, Lazy) and type(result) is not Rows
+    if not is_like or result.shape != value.shape or result.dtype != value.dtype:
+        raise InPlaceError(
+            f"a value of shape {list(value.shape)} and {value.dtype} was written in place, but the result has shape "
+            f"{list(result.shape)} and {result.dtype}; write x = x + y instead of x += y"
+        )
+    is_new = type(value) is PendingSum and (recorder.context.grad or value.ref[2] is recorder.context)
+    if not is_new:
+        check_writable(recorder, value, [])
+    _rebind(value, result)
+    return value
+
+
+def check_writable(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -> None:
+    """Raises if a write would be seen elsewhere in torch, where it cannot be seen here."""
+    why = _reason(recorder, value, others)
+    if why is not None:
+        raise InPlaceError(
+            f"a lazy value {value.kind.spec} is written in place (+=, inplace=True, or a cell that writes its argument)"
+            f", but {why}. Make a new value instead: x = x + y, inplace=False, or x.clone() first"
+        )
+
+
+def _reason(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -> str | None:
+    if type(value) is Rows:
+        refs = [] if value.ref is None else [value.ref]
+        refs += [] if value.whole is None else [value.whole.ref]
+        is_viewed = value.is_viewed
+    else:
+        refs, is_viewed = [recorder.resolve(value).ref], False
+    if any(ref < 0 for ref in refs):
+        return "it is a tensor from outside, such as an entry of a column, which the write would change there"
+    if any(isinstance(other, Lazy) and (other is value or other.ref in refs) for other in others):
+        return "the same value is another argument of the call"
+    recorder.lineage.look()
+    if is_viewed or not recorder.lineage.shares.isdisjoint(refs):
+        return "another value, such as a view of it, shares its memory and would change too"
+    if not recorder.context.grad and value.requires_grad:  # type: ignore[attr-defined]
+        return "it requires gradients, which go past a write under no_grad"
+    return None
+
+
+def _rebind(value: Any, result: Any) -> None:
+    """Let a lazy value be what another one is. What was recorded of it before is of the old value."""
+    if type(value) is Rows:
+        value.ref, value.elements, value.whole, value.context = (
+            result.ref,
+            result.elements,
+            result.whole,
+            result.context,
+        )
+        return
+    set_class(value, type(result))
+    value.kind, value.ref = result.kind, result.ref
+
+
+class Overwritten:
+    """Plain tensors that lazy values were written into: `total = torch.zeros(3); total += value`.
+
+    Such a tensor stands for the result from then on, wherever it is used in the same call. Nobody may hold it when the
+    call ends, for there are no numbers in it.
+    """
+
+    def __init__(self, recorder: Recorder):
+        self._recorder = recorder
+        self.values: dict[int, tuple[torch.Tensor, Lazy]] = {}
+
+    def write(self, tensor: torch.Tensor, result: Any) -> Any:
+        """`tensor += …` with a lazy result, which is what the name of the tensor now stands for."""
+        with torch._C.DisableTorchFunction():
+            why = self._reason(tensor, result)
+        if why is not None:
+            raise InPlaceError(
+                f"a lazy value was written into a plain tensor (tensor += value), but {why}; write tensor = tensor + "
+                "value"
+            )
+        self.values[id(tensor)] = tensor, result
+        self._recorder.forget_outside(tensor)
+        return result
+
+    def _reason(self, tensor: torch.Tensor, result: Any) -> str | None:
+        if tensor in self._recorder.shared:
+            return "it is a parameter, a buffer, a keyword or computed from these, which all examples share"
+        if tensor.requires_grad:
+            return "it requires gradients"
+        if not isinstance(result, Lazy) or result.shape != tensor.shape or result.dtype != tensor.dtype:
+            return f"the result is of another shape or dtype, {list(result.shape)} and {result.dtype}"
+        if tensor._base is not None or num_owners(tensor) > num_owners(torch.empty(1)):
+            return "another tensor shares its memory, such as a view of it"
+        return None
+
+    def swapped(self, tree: Any) -> Any:
+        """Arguments or results with lazy values in the places of such tensors."""
+        if not self.values:
+            return tree
+        return pytree.tree_map_only(is_tensor, lambda t: self.values.get(id(t), (t, t))[1], tree)
+
+    def check(self) -> None:
+        """At the end of the call: raises if somebody still holds such a tensor."""
+        for tensor, _ in self.values.values():
+            own = 3 + self._recorder.num_uses(tensor)  # in the dict, the variable, the argument of getrefcount
+            if sys.getrefcount(tensor) > own:
+                raise InPlaceError(
+                    "a lazy value was written into a plain tensor (tensor += value) that lives longer than the batched "
+                    "call, where values do not exist yet; return the sum, and add it to the tensor after the call"
+                )
+
+
+def num_owners(tensor: torch.Tensor) -> int:
+    """How many tensors share the memory of one."""
+    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

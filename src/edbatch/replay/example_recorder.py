@@ -1,0 +1,170 @@
+"""Examples recorded one after the other so that each is known again: `PieceRecorder` records them, `cut` takes the
+recording apart into a bank of pieces, one of each example.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import MutableMapping, Sequence
+from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from edbatch.layout.layout import REF, Ints
+from edbatch.recording.program.attributes import SCALARS
+from edbatch.recording.recorder import DRAWS, Recorder
+from edbatch.recording.results import Value, structure_of
+from edbatch.recording.types.recording import Recording
+from edbatch.recording.values.lazy import Kind, Lazy
+from edbatch.replay.piece_bank import Others, PieceBank, PieceType, Structure
+from edbatch.spec import is_tensor
+
+Types = MutableMapping[Any, PieceType]
+MAX_STRUCTURES = 20  # of results; one is usual
+DERIVED = "it uses a tensor that was computed from parameters"
+
+
+class PieceRecorder(Recorder):
+    """Records some examples of a mini-batch, each with inputs from outside of its own."""
+
+    def __init__(self, *args: Any, structures: list[Structure], **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._structures = structures
+        self.outside_starts: list[int] = []
+        self.columns: list[list[int]] = []  # of each example, those that are tensors
+        self.results: list[tuple[Structure, list[Any]]] = []
+        self.changes: list[str | None] = []  # of each example, why it cannot be known by its key
+        self._random = random_state()
+
+    def begin(self, example: Sequence[Any]) -> list[Any]:
+        self.starts.append(len(self.types))
+        self.outside_starts.append(len(self._outside))
+        self.columns.append([j for j, x in enumerate(example) if isinstance(x, Tensor)])
+        self.changing = None
+        values = list(example)
+        for j in self.columns[-1]:
+            values[j] = self.outside(example[j])
+            self._outside_of.clear()  # the same tensor elsewhere is not the column's
+        self._outside_of.clear()
+        return values
+
+    def end(self, output: Any) -> Any:
+        output = super().end(output)
+        leaves, tree = pytree.tree_flatten(output)
+        values = [Value.of(v, self) if isinstance(v, Lazy) else v for v in leaves]
+        self.results.append((self._structure(output, tree, values), values))
+        drawn, self._random = self._random, random_state()
+        self.changes.append(DRAWS if drawn != self._random else self.changing or self._unlasting(leaves))
+        return output
+
+    def _structure(self, output: Any, tree: pytree.TreeSpec, values: list[Any]) -> Structure:
+        specs = tuple([v.spec if type(v) is Value and v.how == "one" else None for v in values])
+        for known in self._structures:
+            if known.specs == specs and known.tree == tree:
+                return known
+        structure = Structure(*structure_of(output), specs)
+        self._structures.insert(0, structure)
+        del self._structures[MAX_STRUCTURES:]
+        return structure
+
+    def _unlasting(self, leaves: list[Any]) -> str | None:
+        """Why what the example holds does not last."""
+        other = next((v for v in leaves if not isinstance(v, (Lazy, Tensor, *SCALARS))), None)
+        if other is not None:
+            return f"it returns something of type {type(other).__name__}, neither a tensor nor a plain constant"
+        with torch._C.DisableTorchFunction():
+            own = self._outside[self.outside_starts[-1] + len(self.columns[-1]) :]
+            if any(t.grad_fn is not None or self.shared.is_derived(t) for t in (*own, *leaves) if is_tensor(t)):
+                return DERIVED
+        return None
+
+
+def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types) -> PieceBank | None:
+    """The pieces of all recorded examples, or None when one uses values of another.
+
+    Examples that do not last get their reason in `recorder.changes`; the types of the others are put into `known`.
+    """
+    from edbatch.replay import loops
+
+    recording = recorder.finish()
+    starts = np.append(recording.starts, len(recording.types))
+    outside_starts = np.array([*recorder.outside_starts, len(recording.outside)])
+    refs: list[int] = []
+    others: dict[int, Others] = {}
+    for e, example in enumerate(examples):
+        first_node, first_input = int(starts[e]), int(outside_starts[e])
+        inputs = slice(first_input, int(outside_starts[e + 1]))
+        structure, leaves = recorder.results[e]
+        if any(type(v) is Value and _is_foreign(v, first_node, first_input) for v in leaves):
+            return None
+        outside: list[Tensor | int] = list(recording.outside[inputs])
+        for k, j in enumerate(recorder.columns[e]):
+            if outside[k] is example[j]:
+                outside[k] = j
+            else:
+                recorder.changes[e] = "another example writes one of its tensors in place"
+        local = [_local(v, first_node, first_input) if type(v) is Value else v for v in leaves]
+        refs += [0 if spec is None else v.refs[0] for v, spec in zip(local, structure.specs, strict=True)]
+        unusual = tuple([v for v, spec in zip(local, structure.specs, strict=True) if spec is None])
+        if outside or unusual:
+            others[e] = Others(tuple(outside), recording.outside_specs[inputs], unusual)
+    structures = [structure for structure, _ in recorder.results]
+    leaf_starts = np.array([*accumulate([len(s.specs) for s in structures], initial=0)])
+    table = recording.table
+    rows, flat, is_ref, used, used_starts, is_foreign = loops.cut(
+        recording.types, recording.args, starts, outside_starts, np.array(refs, dtype=np.int64), leaf_starts,
+        table.starts, table.kinds,
+    )  # fmt: skip
+    if is_foreign.any():
+        return None
+    types = _types_of_pieces(recorder, recording, np.split(used, used_starts[1:-1]), known)
+    bank = PieceBank.of(rows, flat, is_ref, types, structures)
+    bank.others = others
+    return bank
+
+
+def _types_of_pieces(recorder: PieceRecorder, recording: Recording, used: list[Ints], known: Types) -> list[PieceType]:
+    """The types of a recording as types of pieces: known ones where there are such.
+
+    Args:
+        used: the types that each example uses.
+    """
+    is_derived = [any(map(recorder.shared.is_derived, t.shared)) for t in recording.node_types]
+    lasting: set[int] = set()
+    for e, numbers in enumerate(used):
+        if any(is_derived[t] for t in numbers.tolist()):
+            recorder.changes[e] = DERIVED
+        if recorder.changes[e] is None:
+            lasting.update(numbers.tolist())
+    types = []
+    for t, (key, context, name) in enumerate(recorder.signatures):
+        lasts_as = context, tuple([k.spec if isinstance(k, Kind) else k for k in key])
+        found = known.get(lasts_as)
+        if found is None:
+            found = PieceType(replace(recording.node_types[t], name=name), context)
+            if t in lasting:
+                known[lasts_as] = found
+        types.append(found)
+    return types
+
+
+def _is_foreign(value: Value, first_node: int, first_input: int) -> bool:
+    return any(ref % REF < first_node if ref >= 0 else -1 - ref < first_input for ref in value.refs)
+
+
+def _local(value: Value, first_node: int, first_input: int) -> Value:
+    return value._replace(refs=tuple([ref - first_node if ref >= 0 else ref + first_input for ref in value.refs]))
+
+
+def random_state() -> Any:
+    """What the global generators of torch, Python and numpy stand at."""
+    with torch._C.DisableTorchFunction():
+        on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+        torch_states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *on_gpu)]
+    _, words, *rest = np.random.get_state(legacy=True)
+    return torch_states, random.getstate(), words.tobytes(), rest  # type: ignore[union-attr]

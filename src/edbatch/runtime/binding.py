@@ -1,0 +1,274 @@
+"""What a fused program is bound to: the memory of one type of node in a mini-batch, and where its batches lie."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edbatch.cells.fused.strided import Strided
+from edbatch.cells.kernel import Read
+from edbatch.layout.layout import Slot
+from edbatch.runtime.arena import CPU, Buffer, Lease, Part
+from edbatch.runtime.row_loops import NAMES, Total, row_kernels
+
+if TYPE_CHECKING:
+    from edbatch.recording.types.type_set import NodeType
+    from edbatch.runtime.execution import Execution
+
+Shared = Tensor | Strided
+
+
+class Binding:
+    """The memory of type `t`. Batch b has `sizes[b]` rows, from row `own[b]` of the type's own buffers (outs, saved,
+    deferred, out_grads).
+
+    head: what the arguments of every kernel begin with. starts: the address of the numbers that say where the rows of
+    each operand of the first batch begin in the index. ways: of those that say whether its gradients are added or
+    stored.
+    """
+
+    ways: int
+    sums: dict[Any, Any]
+    _gradients: list[Tensor | None]
+    _deferred: list[Tensor]
+
+    def __init__(self, execution: Execution, t: int, lease: Lease) -> None:
+        self._execution, self._type, self._lease = execution, t, lease
+        self.head, self.pro = execution.head, execution.prologues[t]
+        self.starts = execution.plan.layout.addresses.slot_begin
+        self._arena_of = execution.operands.arena_of[t]
+        self._held: list[Shared] = []
+        self._buffers: dict[int, tuple[Part, bool]] = {}
+        self._scratch: dict[int, tuple[Buffer, int]] = {}
+
+    def with_gradients(
+        self, arenas: list[Tensor | None], ways: np.ndarray, deferred: list[Tensor], sums: dict[Any, Any]
+    ) -> Binding:
+        """For backward: the arenas of gradients, how they are written, and where what waits for the end goes."""
+        self._gradients, self.ways, self._deferred, self.sums = arenas, ways.ctypes.data, deferred, sums
+        return self
+
+    @property
+    def sizes(self) -> list[int]:
+        return self._execution.sizes
+
+    @property
+    def own(self) -> list[int]:
+        return self._execution.own
+
+    def tensor(self, group: str, number: int) -> Tensor:
+        """One of the type's own buffers: of outs, saved, deferred or out_grads."""
+        execution, t = self._execution, self._type
+        if group in ("saved", "deferred"):
+            return (execution.saved[t] if group == "saved" else self._deferred)[number]
+        output = execution.outputs[t][number]
+        whole = execution.arenas[output.arena] if group == "outs" else self._gradient_arena(output.arena)
+        first = execution.base[output.number]
+        return whole[first : first + execution.type_sizes[t]]
+
+    def address(self, group: str, number: int) -> int:
+        """Its address, for which no tensor is made if there is none."""
+        execution, t = self._execution, self._type
+        if group in ("saved", "deferred"):
+            return self.tensor(group, number).data_ptr()
+        output = execution.outputs[t][number]
+        is_value = group == "outs"
+        whole = execution.addresses[output.arena] if is_value else self._gradient_arena(output.arena).data_ptr()
+        return whole + execution.base[output.number] * output.row_bytes
+
+    def numbers(self, slot: int) -> int:
+        """The address of an operand that is one whole number a row, of all batches."""
+        first = self._execution.operands.batch_types.index(self._type)
+        return self.head[2] + 8 * int(self._execution.plan.layout.slot_begin[first, slot])
+
+    def arena(self, slot: int) -> int:
+        """The address of the arena that an operand's rows lie in."""
+        return self._execution.addresses[self._arena_of[slot]]
+
+    def gradient(self, slot: int) -> int:
+        """The address of the arena of the gradients of an operand's rows."""
+        return self._gradient_arena(self._arena_of[slot]).data_ptr()
+
+    def _gradient_arena(self, number: int) -> Tensor:
+        found = self._gradients[number]
+        assert found is not None
+        return found
+
+    def shared(self, number: int) -> int:
+        """The address of a shared value with its elements in order."""
+        value: Shared = self.pro[number].contiguous()
+        self._held.append(value)
+        return value.data_ptr()
+
+    def scratch(self, number: int, row_bytes: int) -> int:
+        """The address of memory for the largest batch of the type."""
+        size = row_bytes * self._execution.largest[self._type]
+        buffer, begin = self._scratch[number] = self._lease.cut(CPU, size)
+        return buffer.address + begin
+
+    def scratch_tensor(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """That memory as a tensor."""
+        buffer, begin = self._scratch[number]
+        return buffer.tensor(begin, self._execution.largest[self._type], shape, dtype)
+
+    def reader(self, slot: int) -> Callable[[int], Tensor]:
+        """A function that gives a batch's operand as a tensor.
+
+        In training an operand that is read again at the end, for the gradients of weights, is kept from now on.
+        """
+        execution, t = self._execution, self._type
+        kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
+        operands, arenas, own, sizes = execution.operands, execution.arenas, self.own, self.sizes
+        kept = self._kept(slot)
+        if kept is not None:
+            return lambda b: kept[own[b] : own[b] + sizes[b]]
+        if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
+            return lambda b: operands.read(arenas, b, slot)
+        arena, write, first = arenas[self._arena_of[slot]], self.writer(slot), operands.first
+        part, keep = self._buffer(slot)
+        buffer = part.tensor()
+
+        def read(b: int) -> Tensor:
+            at = first[b][slot]
+            if at >= 0 and not keep:
+                return arena[at : at + sizes[b]]
+            begin = own[b] if keep else 0
+            rows = buffer[begin : begin + sizes[b]]
+            write(b, rows.data_ptr())
+            return rows
+
+        return read
+
+    def rows(self, slot: int) -> tuple[int, ...]:
+        """The same for products that run without torch: the first fields of `Product` in `_blas.c`."""
+        kept = self._kept(slot)
+        if kept is not None:
+            return 1, kept.data_ptr(), 0, 0, 0, 0
+        buffer, keep = self._buffer(slot)
+        first = self._execution.plan.layout.addresses.slot_first + 8 * slot
+        return 2, self.arena(slot), self.starts + 8 * slot, first, buffer.address, keep
+
+    def _kept(self, slot: int) -> Tensor | None:
+        """The rows of an operand that forward has kept, of all batches."""
+        return None if slot in self._buffers else self._execution.kept[self._type].get(slot)
+
+    def _buffer(self, slot: int) -> tuple[Part, bool]:
+        """Memory for the gathered rows of an operand; whether it is for all batches, to be kept."""
+        if slot not in self._buffers:
+            execution, t = self._execution, self._type
+            kind, spec, training = (
+                execution.types[t].slots[slot],
+                execution.types[t].slot_specs[slot],
+                execution.training[t],
+            )
+            assert spec is not None
+            keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
+            keep = keep and not execution.operands.is_one_view(t, slot)
+            if keep:
+                buffer = execution.lease.reserve(spec, execution.type_sizes[t])
+                execution.kept[t][slot] = buffer.tensor()
+            else:
+                buffer = self._lease.reserve(spec, execution.largest[t])
+            self._buffers[slot] = buffer, keep
+        return self._buffers[slot]
+
+    def weights(self, whole: Shared, num_blocks: int) -> tuple[int, int, int, bool]:
+        """Of a shared matrix or a list of them, each parted into blocks of columns: address, how far one block is from
+        the next, stride of a matrix, and whether it is transposed."""
+        *_, length, columns = whole.shape
+        *steps, row, column = whole.stride()
+        width = columns // num_blocks
+        step = steps[0] if steps and num_blocks == 1 else width * column
+        if num_blocks == 1 or not steps or steps[0] == num_blocks * step:
+            if column == 1 and row >= width:
+                return whole.data_ptr(), step, row, False
+            if row == 1 and column >= length:
+                return whole.data_ptr(), step, column, True
+        parted = whole.reshape((*whole.shape[:-1], num_blocks, width)).transpose(-2, -3)
+        blocks = parted.contiguous()
+        self._held.append(blocks)
+        return blocks.data_ptr(), length * width, width, False
+
+    def matrix(self, whole: Shared, column: int) -> tuple[int, int, bool]:
+        """Of a shared matrix from a column on: address, stride, and whether it is transposed."""
+        address, _, stride, is_transposed = self.weights(whole.narrow(1, column, whole.shape[1] - column), 1)
+        return address, stride, is_transposed
+
+    def writer(self, slot: int) -> Callable[[int, int], None]:
+        """A function that writes a batch's operand, rows of floats, to an address."""
+        total, given = self._total(slot, 0, is_own=False)
+        p, place = given.buffer_info()[0], Total._fields.index("target")
+
+        def write(b: int, address: int) -> None:
+            given[place] = address
+            total(b, p)
+
+        return write
+
+    def copier(self) -> Callable[[int], None]:
+        """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
+        total, given = self._total(0, self.address("outs", 0), is_own=True)
+        p = given.buffer_info()[0]
+        return lambda b, memory=(self, given): total(b, p)  # type: ignore[misc]
+
+    def _total(self, slot: int, target: int, *, is_own: bool) -> tuple[Callable[[int, int], None], array[int]]:
+        """The kernel that writes an operand, and its arguments."""
+        node_type, layout = self._execution.types[self._type], self._execution.plan.layout
+        kind, spec = node_type.slots[slot], node_type.slot_specs[slot]
+        assert spec is not None
+        begins, counts, firsts = (address + 8 * slot for address in layout.addresses[3:])
+        given = Total(
+            *self.head, begins, counts, firsts, self.arena(slot), target, math.prod(spec.shape), is_own, is_taken(kind),
+            kind == Slot.MEAN,
+        )  # fmt: skip
+        return row_kernels(spec.dtype).total, array("q", given)
+
+    def adder(self, slot: int) -> Callable[[int, Tensor], None]:
+        """A function that adds the gradient of a batch's operand to the rows it was read from."""
+        execution, t = self._execution, self._type
+        kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
+        operands, gradients = execution.operands, self._gradients
+        if spec is None or spec.dtype not in NAMES or not is_taken(kind):
+            return lambda b, gradient: operands.add_gradient(gradients, b, slot, gradient)
+        begin, first, size, sizes = operands.begin, operands.first, operands.size, self.sizes
+        index, target, width = self.head[2], self._gradient_arena(self._arena_of[slot]), math.prod(spec.shape)
+        add_back, is_mean = row_kernels(spec.dtype).add_back, kind == Slot.MEAN
+
+        def add(b: int, gradient: Tensor) -> None:
+            at = first[b][slot]
+            if at >= 0:
+                target[at : at + sizes[b]].add_(gradient)
+                return
+            gradient = gradient.contiguous()
+            add_back(
+                sizes[b], index, begin[b][slot], size[b][slot], gradient.data_ptr(), target.data_ptr(), width, is_mean
+            )
+
+        return add
+
+
+def copies(node_type: NodeType) -> bool:
+    """Whether a type only writes its operand, rows of floats, as `copier` does."""
+    return getattr(node_type.kernel, "copies", False) and node_type.kernel.outputs[0].dtype in NAMES
+
+
+def adding_back(x: Binding) -> Callable[[int], None]:
+    """The launches of a type that `copies`, backwards."""
+    add, gradients, own, sizes = x.adder(0), x.tensor("out_grads", 0), x.own, x.sizes
+    return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
+
+
+def reading(kind: Slot) -> Read:
+    """How a fused cell finds an operand."""
+    return Read.NUMBERS if kind == Slot.DATA else Read.TENSOR if is_taken(kind) else Read.ROWS
+
+
+def is_taken(kind: Slot) -> bool:
+    """Whether an operand is read as a tensor before a kernel runs: sums of rows, and numbers."""
+    return kind >= Slot.SUM

@@ -1,0 +1,112 @@
+"""Rows copied, summed and added back by their numbers: what fused programs do to operands that torch ops read.
+
+All take addresses, see `memory_access` in the library of fused cells: `index` holds the numbers of rows, from `begin`
+on; for sums also, `size` entries later, where the rows of each node begin. Long sums are added up in float64, or they
+would lose digits. `_TOTAL` is called as generated kernels are, see `cells/fused/loops/kernel_text.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import NamedTuple
+
+import torch
+
+from edbatch.cells.fused.loops.pointwise import BY_SIZE
+
+LONG = 16  # terms; sums of more of them lose digits when they are added up one by one
+_COPY = """def kernel(B, index, begin, source, target, width):
+    for r in range(B):
+        row, at = load_i64(index, begin + r, 0) * width, r * width
+        for j in range(width):
+            store_T(target, at + j, load_T(source, row + j, 1), 2)
+"""
+_TOTAL = """def kernel(b, p):
+READ
+    B, w = load_i64(sizes, b, 0), load_i64(own, b, 0)
+    slot = b * num_slots
+    begin, size = load_i64(begins, slot, 0), load_i64(counts, slot, 0)
+    is_view = load_i64(firsts, slot, 0) >= 0
+    for r in range(B):
+        at = (r + is_own * w) * width
+        if is_view or not is_summed:
+            row = load_i64(rows, begin + r, 0) * width
+            for j in range(width):
+                store_T(target, at + j, load_T(source, row + j, 1), 2)
+            continue
+        first, last = load_i64(rows, begin + size + r, 0), load_i64(rows, begin + size + r + 1, 0)
+        if last - first > LONG:
+            for j in range(width):
+                total = 0.0
+                for k in range(first, last):
+                    total += load_T(source, load_i64(rows, begin + k, 0) * width + j, 1)
+                store_T(target, at + j, CAST(total), 2)
+        else:
+            row = load_i64(rows, begin + first, 0) * width
+            for j in range(width):
+                store_T(target, at + j, load_T(source, row + j, 1), 2)
+            for k in range(first + 1, last):
+                row = load_i64(rows, begin + k, 0) * width
+                for j in range(width):
+                    store_T(target, at + j, load_T(target, at + j, 2) + load_T(source, row + j, 1), 2)
+        if is_mean and last - first > 1:
+            for j in range(width):
+                store_T(target, at + j, load_T(target, at + j, 2) / CAST(last - first), 2)
+"""
+_ADD_BACK = """def kernel(B, index, begin, size, source, target, width, is_mean):
+    for r in range(B):
+        first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
+        scale, at = CAST(last - first if is_mean else 1), r * width
+        for k in range(first, last):
+            row = load_i64(index, begin + k, 0) * width
+            for j in range(width):
+                store_T(target, row + j, load_T(target, row + j, 2) + load_T(source, at + j, 1) / scale, 2)
+"""
+NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
+
+
+class Total(NamedTuple):
+    """The arguments of `total`: those that all kernels begin with; of the first batch the addresses of the slot's
+    begin, size and first row; the arena that is read; the rows that are written, the type's own from its first batch
+    on or the batch's alone."""
+
+    sizes: int
+    own: int
+    rows: int
+    num_slots: int
+    begins: int
+    counts: int
+    firsts: int
+    source: int
+    target: int
+    width: int
+    is_own: int
+    is_summed: int
+    is_mean: int
+
+
+class RowKernels(NamedTuple):
+    """For one dtype: `total` of segments of listed rows, or their copy, and its gradient `add_back`."""
+
+    total: Callable[..., None]
+    add_back: Callable[..., None]
+
+
+@cache
+def row_kernels(dtype: torch.dtype) -> RowKernels:
+    from edbatch.cells.fused.library.native import compile_kernels  # at first use: it imports numba
+
+    short, cast = NAMES[dtype]
+    read = "\n".join(f"    {name} = load_i64(p, {i}, 0)" for i, name in enumerate(Total._fields))
+    texts = _TOTAL.replace("READ", read).replace("LONG", str(LONG)), _ADD_BACK
+    sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in texts]
+    return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
+
+
+@cache
+def copy_rows(itemsize: int) -> Callable[..., None]:
+    """A copy of listed rows, of elements of so many bytes."""
+    from edbatch.cells.fused.library.native import compile_kernels
+
+    return compile_kernels([_COPY.replace("_T(", f"_{BY_SIZE[itemsize]}(")], "copies of rows")[0]

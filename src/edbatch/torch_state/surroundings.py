@@ -1,0 +1,164 @@
+"""What surrounds a call is as it was when the call ends, whatever interrupts it.
+
+Ctrl-C may come between any two instructions of Python: also after a change and before the `try` that takes it back, or
+at the end of a `with`. `inside(contexts, function, …)` is a `with` that nothing comes in between, written in C. A
+context in Python must bear two things. It may be left again, when the first try was interrupted. And its entry may be
+interrupted, after which it is not left: so the entry looks and remembers, and what changes comes later, in the
+function. Without a C compiler at installation an ordinary `with` does, which Ctrl-C breaks now and then.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+try:
+    from edbatch.torch_state._inside import Made, Scope, Stay, inside
+except ImportError:
+    from edbatch.torch_state.inside_in_python import Made, Scope, Stay, inside  # type: ignore[assignment]
+
+__all__ = [
+    "Made",
+    "Patience",
+    "Scope",
+    "Stay",
+    "Surroundings",
+    "Undrawn",
+    "functionalize",
+    "inside",
+    "is_functionalizing",
+    "undrawn",
+]
+DEVICES = ("cpu", "cuda")
+_get_functions: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
+_set_functions: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
+_DRAWING = threading.RLock()
+FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
+
+
+def has_grad() -> bool:
+    """Whether torch records gradients. In inference mode it does not, whatever grad mode says."""
+    return torch.is_grad_enabled() and not torch.is_inference_mode_enabled()
+
+
+class Surroundings:
+    """A context: modes of torch in this thread, and context variables, are after it what they were before.
+
+    What is a mode: grad mode, autocast, the default dtype, functionalization, and modes that see torch's functions and
+    ops, whether any does, and transforms of torch.func.
+    """
+
+    def __init__(self, *variables: ContextVar[Any]):
+        self._variables = variables
+
+    def __enter__(self) -> None:
+        self._values = [variable.get() for variable in self._variables]
+        self._num_modes = torch._C._len_torch_function_stack()
+        self._functions = _get_functions()
+        self._dispatch_modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
+        self._num_transforms = _num_transforms()
+        self._grad = torch.is_grad_enabled()
+        self._dtype = torch.get_default_dtype()
+        self._autocast = _autocast()
+        self._functionalizes = is_functionalizing()
+
+    def __exit__(self, *error: Any) -> None:
+        for variable, value in zip(self._variables, self._values, strict=True):
+            variable.set(value)
+        while torch._C._len_torch_function_stack() > self._num_modes:
+            torch._C._pop_torch_function_stack()
+        _set_functions(self._functions)
+        if torch._C._len_torch_dispatch_stack() or self._dispatch_modes:
+            self._restore_dispatch_modes()
+        while _num_transforms() > self._num_transforms:
+            torch._C._functorch.pop_dynamic_layer_stack()
+        functionalize(self._functionalizes)
+        if torch.is_grad_enabled() != self._grad:
+            torch._C._set_grad_enabled(self._grad)
+        if torch.get_default_dtype() is not self._dtype:
+            torch.set_default_dtype(self._dtype)
+        if _autocast() != self._autocast:
+            torch.set_autocast_cache_enabled(self._autocast[0])
+            for device, (is_on, dtype) in zip(DEVICES, self._autocast[1:], strict=True):
+                torch.set_autocast_enabled(device, is_on)
+                torch.set_autocast_dtype(device, dtype)
+
+    def _restore_dispatch_modes(self) -> None:
+        now = _get_current_dispatch_mode_stack()
+        if [id(mode) for mode in now] != [id(mode) for mode in self._dispatch_modes]:
+            for _ in now:
+                _pop_mode()
+            for mode in self._dispatch_modes:
+                _push_mode(mode)
+
+
+class Patience:
+    """A context that makes Ctrl-C wait for its end, once it has begun. A second Ctrl-C does not wait."""
+
+    def __enter__(self) -> None:
+        self._handle: Any = signal.getsignal(signal.SIGINT)
+        self._waiting: int | None = None
+
+    def begin(self) -> None:
+        if callable(self._handle) and threading.current_thread() is threading.main_thread():  # where Python handles it
+            signal.signal(signal.SIGINT, self._wait)
+
+    def _wait(self, number: int, frame: Any) -> None:
+        if self._waiting is not None:
+            self._handle(number, frame)
+        self._waiting = number
+
+    def __exit__(self, *error: Any) -> None:
+        if signal.getsignal(signal.SIGINT) == self._wait:
+            signal.signal(signal.SIGINT, self._handle)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self._handle(waiting, None)
+
+
+class Undrawn:
+    """A context after which generators of random numbers are as before."""
+
+    def __init__(self, *generators: torch.Generator):
+        self._generators = generators
+
+    def __enter__(self) -> None:
+        self._states = [generator.get_state() for generator in self._generators]
+
+    def __exit__(self, *error: Any) -> None:
+        for generator, state in zip(self._generators, self._states, strict=True):
+            generator.set_state(state)
+
+
+def undrawn() -> tuple[Any, ...]:
+    """Contexts after which torch's own generator is as before; it is one for all threads."""
+    return _DRAWING, Undrawn(torch.default_generator)
+
+
+def _autocast() -> tuple[Any, ...]:
+    return torch.is_autocast_cache_enabled(), *[
+        (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES
+    ]
+
+
+def _num_transforms() -> int:
+    """Of torch.func, one inside the other."""
+    return int(torch._C._functorch.get_dynamic_layer_stack_depth())
+
+
+def is_functionalizing() -> bool:
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(FUNCTIONALIZE))
+
+
+def functionalize(on: bool) -> None:
+    """Turns torch's functionalization on or off in this thread: in-place ops are then made functional."""
+    if on != is_functionalizing():
+        if on:
+            torch._enable_functionalization(reapply_views=True)
+        else:
+            torch._disable_functionalization()  # type: ignore[no-untyped-call]

@@ -1,0 +1,121 @@
+"""The shape of the emitted programs: few, large, fused calls, and nothing stored twice."""
+
+import bodies
+import pytest
+import torch
+from one_by_one import assert_equal, compiled
+from torch import nn
+
+from edbatch.cells.body.simplify import simplify
+from edbatch.cells.torch_ops.across import sum_of_products
+
+
+def programs(function, *shapes):
+    cell = compiled(function, [bodies.reals(*shapes)()])
+    training = cell.training((True,) * len(shapes), cell.can_train, (True,) * len(cell.outputs))
+    return cell, training, training.programs
+
+
+def calls(emitted, name):
+    """How many lines of a program call a function."""
+    lines = (line.strip() for line in emitted.source.splitlines())
+    return sum(line.startswith(f"{name}(") or f"= {name}(" in line for line in lines)
+
+
+def test_linear_is_one_gemm_each_way():
+    cell, training, (forward, backward, finish) = programs(nn.Linear(4, 5), 4)
+    assert cell.programs[1].source.splitlines()[1].strip() == "addmm(pro[1], rows[0], pro[2], out=outs[0])"
+    assert (calls(forward, "addmm"), calls(backward, "mm"), calls(finish, "mm")) == (1, 1, 1)
+    assert "bmm" not in cell.source + training.source
+    assert (training.saved, training.deferred) == ((), ())  # the end reads the gradient of the result where it lies
+    assert (training.backward_rows, training.backward_outs) == ((False,), (False,))
+    assert (training.finish_rows, training.finish_outs) == ((True,), (False,))
+
+
+def test_linear_of_rows_is_one_gemm_too():
+    cell, training, (_, _, finish) = programs(nn.Linear(4, 5), (3, 4))
+    assert "bmm" not in cell.source + training.source
+    assert calls(finish, "mm") == 1
+
+
+def test_lstm_cell_finishes_with_one_product_per_weight():
+    module = nn.LSTMCell(4, 5)
+    _, training, (_, _, finish) = programs(lambda x, h, c: module(x, (h, c)), 4, 5, 5)
+    assert calls(finish, "mm") == 2
+    assert len(training.deferred) == 1  # the gradient of all four gates together
+    assert "bmm" not in training.source
+
+
+def test_tree_node_keeps_seven_values_and_defers_three():
+    _, training, (_, backward, finish) = programs(bodies.TreeNode(4), 4, 4, 4, 4)
+    assert len(training.saved) == 7  # e, i, o, u, f1, f2, tanh(c)
+    assert [spec.shape for spec in training.deferred] == [(4,), (4,), (12,)]
+    assert (calls(backward, "mm") + calls(backward, "addmm"), calls(finish, "mm")) == (3, 3)
+    assert training.backward_rows == (False, True, False, True)
+    assert "sums" not in backward.source.split("\n", 1)[1]  # bias gradients come from deferred values
+
+
+def test_outputs_are_not_saved_again():
+    _, training, _ = programs(torch.sigmoid, 4)
+    assert (training.saved, training.backward_outs) == ((), (True,))
+
+
+def test_low_rank_weight_is_multiplied_once_per_mini_batch():
+    a, b = bodies.weights((4, 2), (2, 4))
+    cell, _, (forward, _, finish) = programs(lambda x: (a @ b) @ x, 4)
+    assert "mm_default" in cell.programs[0].source
+    assert calls(forward, "mm") == 1
+    assert "mm_default" in finish.source  # dA = dW @ B', after the sum over rows
+
+
+def test_embedding_gradient_is_one_scatter_for_all_rows():
+    cell = compiled(nn.Embedding(7, 4), [(torch.tensor(1),)])
+    training = cell.training((False,), (True,), (True,))
+    assert "embedding_dense_backward" in training.programs[2].source
+    assert "vmap" not in training.source
+
+
+def test_dead_and_repeated_ops_are_gone():
+    def body(x):
+        torch.exp(x)
+        return x.sigmoid() * x.sigmoid() + x.clone().detach().clone() * 0
+
+    cell = compiled(body, [(torch.randn(3),)])
+    names = [op.name for op in cell.body.ops]
+    assert names.count("sigmoid.default") == 1
+    assert "exp.default" not in names
+    assert "clone.default" not in names
+    assert simplify(cell.body) == cell.body
+
+
+def test_random_ops_are_not_merged():
+    cell = compiled(lambda x: torch.rand(3) - torch.rand(3), [(torch.randn(3),)])
+    assert [op.name for op in cell.body.ops].count("rand.default") == 2
+
+
+def test_in_place_reuse_does_not_overwrite_what_is_read_later():
+    torch.set_default_dtype(torch.float64)
+    try:
+
+        def body(x):
+            a = x.exp()
+            b = a.sigmoid()
+            c = a.view(2, 2).t()
+            d = b.tanh()
+            return c * 2, d + a, b[1:] * d[1:]
+
+        assert_equal(body, [(torch.randn(4),) for _ in range(4)])
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def test_sources_are_the_same_every_time():
+    module = bodies.TreeNode(4)
+    first, second = (programs(module, 4, 4, 4, 4) for _ in range(2))
+    assert first[0].source + first[1].source == second[0].source + second[1].source
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 100])
+def test_sums_of_products(count):
+    left, right = torch.randn(count, 2, 3).double(), torch.randn(count, 4, 3).double().mT
+    torch.testing.assert_close(sum_of_products(left, right), (left @ right).sum(0))
