@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from edbatch.errors import GradientError
+from edbatch.recording.calls.shared import memory_of
 from edbatch.recording.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.binding import Binding, adding_back
@@ -32,9 +33,11 @@ class BatchedFunction(torch.autograd.Function):
         ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], watch: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.execution, ctx.groups, ctx.watch, ctx.inputs = execution, groups, watch, inputs
-        written = {_memory(t) for node_type in execution.types for t in node_type.kernel.changes}  # by cells themselves
+        written = {
+            memory_of(t) for node_type in execution.types for t in node_type.kernel.changes
+        }  # by cells themselves
         # torch then checks that no other parameter was changed in between
-        ctx.save_for_backward(*[t for t in inputs if not written or _memory(t) not in written])
+        ctx.save_for_backward(*[t for t in inputs if not written or memory_of(t) not in written])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[r for r, group in zip(results, groups, strict=True) if not group.needs_grad])
         return tuple(results)
@@ -59,10 +62,6 @@ class BatchedFunction(torch.autograd.Function):
         if not torch._C._autograd._get_current_graph_task_keep_graph():
             execution.lease.release()
         return None, None, None, None, *gradients
-
-
-def _memory(tensor: Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def backward(execution: Execution, groups: list[Group], grads: Sequence[Tensor | None]) -> dict[int, Tensor]:
