@@ -393,3 +393,27 @@ def test_backward_is_that_of_the_weights_that_forward_used(compilation, replace)
         parameter.data = replace(parameter.data)
     (ours,) = torch.autograd.grad(out.sum(), x)
     torch.testing.assert_close(ours, expected)
+
+
+class Hooked(nn.Module):
+    """Runs one by one, and has a buffer that nothing changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_buffer("scale", torch.full((3,), 2.0))
+        self.register_forward_hook(lambda *given: None)
+
+    def forward(self, x):
+        return self.linear(x) * self.scale
+
+
+def test_a_first_call_by_which_shapes_are_learned_is_no_change_of_buffers():
+    """Neither for a frozen scope nor for a gradient that needs the buffer."""
+    model = edbatch.cell(Hooked())
+    weight = torch.ones(3, requires_grad=True)
+    before = (weight * model.scale).sum()
+    with edbatch.frozen(model):
+        result = edbatch.batch(model)(torch.ones(2, 3))
+    (before + result.sum()).backward()
+    torch.testing.assert_close(weight.grad, model.scale)

@@ -261,7 +261,9 @@ class _Undisturbed:
             table.update(before)
         with torch.no_grad():
             for buffer, value in zip(self._buffers, self._values, strict=True):
-                buffer.copy_(value)
+                is_same = buffer.layout is torch.strided and torch.equal(buffer, value)
+                if not is_same:  # else autograd and frozen scopes would take the write for a change
+                    buffer.copy_(value)
 
 
 def _without_gradient(function: Callable[..., Any], constant: tuple[int, ...]) -> Callable[..., Any]:
