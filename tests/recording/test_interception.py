@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import edbatch
+from edbatch.errors import RecordingError
 from edbatch.recording.recorder import Recorder
 
 
@@ -166,3 +167,37 @@ def test_lazy_values_are_tensors_to_isinstance():
         return values[0]
 
     edbatch.batch(function)(torch.ones(2, 3))
+
+
+class Keeps(nn.Module):
+    """Assigns lazy values to buffers of its own and to a new one, or to one of a part."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.where = None
+        for name in ("first", "second"):
+            self.register_buffer(name, torch.ones(3))
+
+    def forward(self, x):
+        h = self.linear(x)
+        if self.where is self:
+            self.first, self.second = h, h + 1
+        if self.where is not None:
+            self.where.register_buffer("new", h)
+        return h
+
+
+@pytest.mark.parametrize("is_part", [False, True])
+def test_lazy_values_in_buffers_are_refused_and_none_of_them_stays(is_part):
+    model = Keeps()
+    batched = edbatch.batch(model)
+    batched(torch.ones(2, 3))
+    if is_part:
+        model.part = nn.Identity()  # which the first call did not know
+    model.__dict__["where"] = model.part if is_part else model
+    before = {name: id(buffer) for name, buffer in model.named_buffers()}
+    with pytest.raises(RecordingError, match=r"assigned to the buffer .* return it"):
+        batched(torch.ones(2, 3))
+    assert {name: id(buffer) for name, buffer in model.named_buffers()} == before
+    assert [name for module in model.modules() for name in module._buffers] == ["first", "second"]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,7 +20,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edbatch.errors import RecordingError
-from edbatch.recording.calls.fast_cells import ModuleCall, signature_of
+from edbatch.recording.calls.fast_cells import ModuleCall, same_items, signature_of
 from edbatch.recording.calls.fast_functions import known
 from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop
 from edbatch.recording.recorder import Recorder
@@ -204,28 +205,34 @@ for _holder, _name, _make in (
 class Shortcuts:
     """Child modules as entries of their parents' `__dict__`, where Python finds them first. Only a matter of speed."""
 
-    def __init__(self, root: nn.Module | None):
-        self._root = root
-        self._children: list[tuple[nn.Module, str, nn.Module]] = []
-        self._entries: tuple[tuple[dict[str, Any], str, nn.Module], ...] = ()
+    buffers: list[dict[str, Any]]  # the tables of all modules
+    _children: list[dict[str, Any]]  # likewise
+    _items: list[tuple[Any, ...]]  # what those held at the last look
+    _entries: tuple[tuple[dict[str, Any], str, nn.Module], ...]
 
-    def buffers(self) -> list[dict[str, Any]]:
-        """The tables of buffers of all modules that have some."""
-        modules = [] if self._root is None else [self._root, *[child for _, _, child in self._children]]
-        return [module._buffers for module in modules if module._buffers]
+    def __init__(self, root: nn.Module | None):
+        self._roots = [] if root is None else [root]
+        self._look()
+
+    def _look(self) -> None:
+        modules = modules_of(self._roots)
+        children = [module._modules for module in modules]
+        entries = [
+            (parent.__dict__, name, child)
+            for parent in modules
+            for name, child in parent._modules.items()
+            if child is not None
+        ]
+        self.__dict__.update(  # at once: another thread, or an interrupt, finds the one look or the other
+            buffers=[module._buffers for module in modules],
+            _children=children,
+            _items=[tuple(chain.from_iterable(table.items())) for table in children],
+            _entries=tuple(entries),
+        )
 
     def entries(self) -> tuple[tuple[dict[str, Any], str, nn.Module], ...]:
-        if self._root is None:
-            return ()
-        if not self._children or any(parent._modules.get(name) is not child for parent, name, child in self._children):
-            children = [
-                (parent, name, child)
-                for parent in modules_of([self._root])
-                for name, child in parent._modules.items()
-                if child is not None
-            ]
-            self._entries = tuple([(parent.__dict__, name, child) for parent, name, child in children])
-            self._children = children
+        if not same_items(self._children, self._items):
+            self._look()
         return self._entries
 
 
@@ -252,17 +259,21 @@ class _Clean:
         self._recorder, self._shortcuts = recorder, shortcuts
 
     def __enter__(self) -> None:
-        self._buffers = [(table, dict(table)) for table in self._shortcuts.buffers()]
+        self._buffers = [(table, dict(table)) for table in self._shortcuts.buffers]
 
     def __exit__(self, *error: Any) -> None:
         self._recorder.known_calls.forget()
+        assigned = []
         for table, before in self._buffers:
             for name in [name for name, value in table.items() if isinstance(value, Lazy)]:
-                table[name] = before.get(name)
-                raise RecordingError(
-                    f"a lazy value was assigned to the buffer {name!r} of a module, where it would outlive its call; "
-                    "return it, and assign what the batched function returns"
-                )
+                del table[name]
+                table.update({name: before[name]} if name in before else {})
+                assigned.append(name)
+        if assigned:
+            raise RecordingError(
+                f"a lazy value was assigned to the buffer {assigned[0]!r} of a module, where it would outlive its "
+                "call; return it, and assign what the batched function returns"
+            )
 
 
 def one_by_one(function: Callable[..., T], *args: Any) -> T:
