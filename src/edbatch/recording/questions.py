@@ -58,10 +58,11 @@ def _type(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _ask_outside(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    value = args[0]
-    if isinstance(value, Lazy) and type(value) is not Rows and (value := recorder.resolve(value)).ref < 0:
+    values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Lazy)]
+    if all(type(v) is not Rows and recorder.resolve(v).ref < 0 for v in values):
         with torch._C.DisableTorchFunction():
-            answer = func(recorder.tensor_of(value.ref), *args[1:], **kwargs)
+            args, kwargs = pytree.tree_map_only(Lazy, lambda v: recorder.tensor_of(v.ref), (args, kwargs))
+            answer = func(*args, **kwargs)
         if not is_tensor(answer):
             return answer
     raise RecordingError(
