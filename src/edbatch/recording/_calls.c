@@ -267,7 +267,7 @@ static PyObject *known_forget(KnownCalls *self, PyObject *nothing) {
 /* Take a pending sum of one term, 0 + x: 1 if x is as the key says, 0 if it is anything else, -1 for an error. */
 static int take_only_term(KnownCalls *self, PyObject *part, PyObject *value, long long *number) {
     PyObject *sum = SLOT(value, self->ref); /* (terms, count, context) */
-    if (PyTuple_GET_SIZE(sum) != 3 || !PyList_CheckExact(PyTuple_GET_ITEM(sum, 0))) return 0;
+    if (SLOT(value, self->kind) == NULL || PyTuple_GET_SIZE(sum) != 3 || !PyList_CheckExact(PyTuple_GET_ITEM(sum, 0))) return 0;
     PyObject *terms = PyTuple_GET_ITEM(sum, 0);
     if (PyLong_AsLongLong(PyTuple_GET_ITEM(sum, 1)) != 1 || PyList_GET_SIZE(terms) < 1) return 0;
     PyObject *kind = PyObject_GetAttr(SLOT(value, self->kind), one_name);
@@ -293,11 +293,12 @@ static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *
         return 1;
     }
     if (Py_IS_TYPE(value, self->lazy)) {
-        if (SLOT(value, self->kind) != part) return 0;
+        if (SLOT(value, self->kind) != part || SLOT(value, self->ref) == NULL) return 0;
         *number = PyLong_AsLongLong(SLOT(value, self->ref));
         return 1;
     }
-    if (Py_TYPE(value)->tp_base == self->lazy && PyTuple_CheckExact(SLOT(value, self->ref))) {
+    if (Py_TYPE(value)->tp_base == self->lazy && SLOT(value, self->ref) != NULL &&
+        PyTuple_CheckExact(SLOT(value, self->ref))) {
         int taken = take_only_term(self, part, value, number);
         if (taken != 0) return taken;
     }

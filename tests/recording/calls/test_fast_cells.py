@@ -19,6 +19,7 @@ from edbatch.recording import interception
 from edbatch.recording.calls import fast_cells
 from edbatch.recording.program import module_watch
 from edbatch.recording.recorder import Recorder
+from edbatch.recording.values.lazy import Lazy, PendingSum
 
 X = torch.randn(4, 3)
 
@@ -411,3 +412,20 @@ def test_a_number_that_is_too_large_leaves_nothing_behind():
         found = batched(X, [1, 1 << 70, 2, -(1 << 64)])
     rows = [table.weight[1], X[1], table.weight[2], X[3]]
     torch.testing.assert_close(found, layer(X) + layer(torch.stack(rows)))
+
+
+@pytest.mark.parametrize("slots", [(), ("kind",), ("ref",)])
+@pytest.mark.parametrize("cls", [Lazy, PendingSum])
+def test_a_lazy_value_made_by_its_class_alone_is_an_error(cls, slots):
+    layer = nn.Linear(3, 3)
+
+    def function(x):
+        for h in (layer(x), layer(x)):
+            whole, empty = h + x if cls is PendingSum else h, cls()
+            for slot in slots:
+                setattr(empty, slot, getattr(whole, slot))
+            with pytest.raises(AttributeError):
+                layer(empty)
+        return x
+
+    edbatch.batch(function)(X)
