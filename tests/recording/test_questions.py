@@ -118,7 +118,8 @@ def test_tensors_from_outside_are_compared_by_their_memory():
     lambda h: h.register_hook(print), lambda h: h.retain_grad(), lambda h: h.as_strided((1,), (1,)),
     lambda h: torch.as_strided(h, (1,), (1,)), lambda h: torch.as_strided(input=h, size=(1,), stride=(1,)),
     lambda h: torch.is_conj(input=h), lambda h: X.is_set_to(h), lambda h: (h * WEIGHT).grad_fn,
-    lambda h: h.requires_grad_(), lambda h: (h * WEIGHT).requires_grad_(False), lambda h: (h * WEIGHT).register_hook(print),
+    lambda h: h.requires_grad_(), lambda h: (h * WEIGHT).requires_grad_(False),
+    lambda h: (h * WEIGHT).register_hook(print),
 ])  # fmt: skip
 def test_what_cannot_be_known_is_refused(use):
     with pytest.raises(RecordingError):

@@ -210,6 +210,7 @@ def state(trees: nn.Module) -> dict[str, Any]:
         "inference": torch.is_inference_mode_enabled(),
         "autocast": [(torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")],
         "autocast cache": torch.is_autocast_cache_enabled(),
+        "autocast depth": (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()),
         "excluded keys": [
             torch._C._dispatch_tls_is_dispatch_key_excluded(getattr(torch._C.DispatchKey, key))
             for key in ("AutocastCPU", "AutogradCPU", "ADInplaceOrView", "Python", "PythonTLSSnapshot", "Functionalize")

@@ -105,12 +105,13 @@ def test_patience_in_another_thread_changes_nothing():
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_contexts_of_interrupted_frames_are_given_up_at_once():
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])  # the latter of a handler for SIGTERM
+def test_contexts_of_interrupted_frames_are_given_up_at_once(error):
     def interrupted():
         guard = torch._C._InferenceMode(True)  # never left
-        raise KeyboardInterrupt(guard is not None)
+        raise error(guard is not None)
 
-    with pytest.raises(KeyboardInterrupt) as caught:
+    with pytest.raises(error) as caught:
         inside((), interrupted)
     assert caught.value is not None
     assert not torch.is_inference_mode_enabled()

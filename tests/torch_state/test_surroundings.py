@@ -11,10 +11,10 @@ from edbatch.torch_state.surroundings import Made, Scope, Stay, Surroundings, Un
 
 
 class Noted:
-    """A context that writes down what happens to it; `interrupts` is how often leaving it is interrupted."""
+    """A context that writes down what happens to it; `interrupts` is how often leaving it raises an error."""
 
-    def __init__(self, notes, name, interrupts=0):
-        self.notes, self.name, self.interrupts = notes, name, interrupts
+    def __init__(self, notes, name, interrupts=0, error=KeyboardInterrupt):
+        self.notes, self.name, self.interrupts, self.error = notes, name, interrupts, error
 
     def __enter__(self):
         self.notes.append(f"enter {self.name}")
@@ -22,7 +22,7 @@ class Noted:
     def __exit__(self, *error):
         if self.interrupts:
             self.interrupts -= 1
-            raise KeyboardInterrupt
+            raise self.error
         self.notes.append(f"leave {self.name}")
 
 
@@ -41,6 +41,9 @@ def test_contexts_are_left_after_an_error_and_when_leaving_is_interrupted():
     with pytest.raises(KeyboardInterrupt):
         inside((Noted(notes, "c", 1),), lambda: 1)
     assert notes[4:] == ["enter c", "leave c"]
+    with pytest.raises(TimeoutError):  # of a handler for an alarm
+        inside((Noted(notes, "d"), Noted(notes, "e", 2, TimeoutError)), lambda: 1)
+    assert notes[6:] == ["enter d", "enter e", "leave e", "leave d"]
 
 
 def test_a_context_that_is_not_entered_is_not_left():
@@ -163,6 +166,7 @@ def test_modes_are_as_before():
         torch.set_default_dtype(torch.float64)
         torch.set_autocast_enabled("cpu", True)
         torch.set_autocast_cache_enabled(False)
+        torch.autocast_increment_nesting()
         torch._enable_functionalization(reapply_views=True)
         torch.overrides.BaseTorchFunctionMode().__enter__()
         torch.utils._python_dispatch.BaseTorchDispatchMode().__enter__()
@@ -175,6 +179,7 @@ def test_modes_are_as_before():
     assert torch.get_default_dtype() is torch.float32
     assert not torch.is_autocast_enabled("cpu")
     assert torch.is_autocast_cache_enabled()
+    assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (1, 0)
     assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
 

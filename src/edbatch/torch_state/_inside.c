@@ -41,10 +41,11 @@ static void uncover_interrupt(void) {
 }
 
 /* What the frames of an interrupted function still hold, contexts that they had no time to leave among it, is given up
-now, the innermost first, and not when the error is forgotten some day. */
+now, the innermost first, and not when the error is forgotten some day. An interrupt is what is no Exception: that of
+Ctrl-C, or the SystemExit of a handler for SIGTERM. */
 static void empty_frames(void) {
     PyObject *kind, *value, *trace;
-    if (!PyErr_ExceptionMatches(PyExc_KeyboardInterrupt)) return;
+    if (PyErr_ExceptionMatches(PyExc_Exception)) return;
     PyErr_Fetch(&kind, &value, &trace);
     PyObject *frames = PyList_New(0);
     for (PyTracebackObject *at = (PyTracebackObject *)trace; frames != NULL && at != NULL; at = at->tb_next)
@@ -59,7 +60,8 @@ static void empty_frames(void) {
     PyErr_Restore(kind, value, trace);
 }
 
-/* Leave a context. An interrupt while it is being left does not keep it from being left. */
+/* Leave a context. Whatever is raised while it is being left, an interrupt or the error of a handler for another signal,
+does not keep it from being left: that is tried again. The first error is the one that comes up. */
 static void leave(PyObject *context) {
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -69,10 +71,8 @@ static void leave(PyObject *context) {
             Py_DECREF(done);
             break;
         }
-        int is_interrupt = PyErr_ExceptionMatches(PyExc_KeyboardInterrupt);
         if (kind == NULL) PyErr_Fetch(&kind, &value, &trace);
         else PyErr_Clear();
-        if (!is_interrupt) break;
     }
     if (kind != NULL) PyErr_Restore(kind, value, trace);
 }

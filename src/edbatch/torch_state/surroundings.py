@@ -2,13 +2,14 @@
 
 Ctrl-C may come between any two instructions of Python: also after a change and before the `try` that takes it back, or
 at the end of a `with`. `inside(contexts, function, …)` is a `with` that nothing comes in between, written in C. A
-context in Python must bear two things. It may be left again, when the first try was interrupted. And its entry may be
-interrupted, after which it is not left: so the entry looks and remembers, and what changes comes later, in the
+context in Python must bear two things. It may be left again, when the first try has raised something. And its entry may
+be interrupted, after which it is not left: so the entry looks and remembers, and what changes comes later, in the
 function. Without a C compiler at installation an ordinary `with` does, which Ctrl-C breaks now and then.
 """
 
 from __future__ import annotations
 
+import operator
 import signal
 import threading
 from contextvars import ContextVar
@@ -65,6 +66,7 @@ class Surroundings:
         self._grad = torch.is_grad_enabled()
         self._dtype = torch.get_default_dtype()
         self._autocast = _autocast()
+        self._depth = _autocast_depth()
         self._functionalizes = is_functionalizing()
 
     def __exit__(self, *error: Any) -> None:
@@ -87,6 +89,10 @@ class Surroundings:
             for device, (is_on, dtype) in zip(DEVICES, self._autocast[1:], strict=True):
                 torch.set_autocast_enabled(device, is_on)
                 torch.set_autocast_dtype(device, dtype)
+        while _autocast_depth() > self._depth:
+            torch.autocast_decrement_nesting()
+        if not self._depth:  # else weights that are cast once would be those of before an update
+            torch.clear_autocast_cache()
 
     def _restore_dispatch_modes(self) -> None:
         now = _get_current_dispatch_mode_stack()
@@ -144,6 +150,12 @@ def _autocast() -> tuple[Any, ...]:
     return torch.is_autocast_cache_enabled(), *[
         (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in DEVICES
     ]
+
+
+def _autocast_depth() -> int:
+    """How many autocasts there are, one inside the other; torch tells it only to those who enter or leave one."""
+    _, depth = map(operator.call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))  # in C, at once
+    return depth
 
 
 def _num_transforms() -> int:
