@@ -7,7 +7,22 @@ from contextvars import ContextVar
 import pytest
 import torch
 
+from edbatch.torch_state import inside_in_python, surroundings
 from edbatch.torch_state.surroundings import Made, Scope, Stay, Surroundings, Undrawn, inside
+
+
+@pytest.fixture(autouse=True, params=[surroundings, inside_in_python], ids=["in C", "in Python"])
+def _form(request, monkeypatch):
+    """Both forms of what surroundings are made of."""
+    if request.param is inside_in_python and "in_c" in request.fixturenames:
+        pytest.skip("the form in Python bears neither interrupts nor nonsense")
+    for name in ("Made", "Scope", "Stay", "inside"):
+        monkeypatch.setitem(globals(), name, getattr(request.param, name))
+
+
+@pytest.fixture
+def in_c():
+    """For tests of what the form in Python does not do."""
 
 
 class Noted:
@@ -33,6 +48,7 @@ def test_contexts_are_left_in_reverse():
     assert notes == ["enter a", "enter b", "run", "leave b", "leave a"]
 
 
+@pytest.mark.usefixtures("in_c")
 def test_contexts_are_left_after_an_error_and_when_leaving_is_interrupted():
     notes = []
     with pytest.raises(ZeroDivisionError):
@@ -55,6 +71,7 @@ def test_a_context_that_is_not_entered_is_not_left():
     assert notes == ["enter a", "leave a"]
 
 
+@pytest.mark.usefixtures("in_c")
 def test_an_interrupt_that_c_code_has_covered_comes_up_as_itself():
     def covered():
         raise SystemError("a function returned a result with an exception set") from KeyboardInterrupt()
@@ -148,6 +165,7 @@ def test_shortcuts_are_there_meanwhile_and_the_collector_pauses():
     assert gc.isenabled()
 
 
+@pytest.mark.usefixtures("in_c")
 def test_a_stay_made_by_new_alone_does_nothing():
     stay = Stay.__new__(Stay)
     with pytest.raises((RuntimeError, AttributeError)):
