@@ -141,13 +141,18 @@ class Overwritten:
 
     def check(self) -> None:
         """At the end of the call: raises if somebody still holds such a tensor."""
-        for tensor, _ in self.values.values():
-            own = 3 + self._recorder.num_uses(tensor)  # in the dict, the variable, the argument of getrefcount
-            if sys.getrefcount(tensor) > own:
+        alone = _num_references((object(), None))
+        for pair in self.values.values():
+            if _num_references(pair) > alone + self._recorder.num_uses(pair[0]):
                 raise InPlaceError(
                     "a lazy value was written into a plain tensor (tensor += value) that lives longer than the batched "
                     "call, where values do not exist yet; return the sum, and add it to the tensor after the call"
                 )
+
+
+def _num_references(pair: tuple[Any, Any]) -> int:
+    """Of the first of a pair. How many of them are ours depends on the version of Python."""
+    return sys.getrefcount(pair[0])
 
 
 def num_owners(tensor: torch.Tensor) -> int:
