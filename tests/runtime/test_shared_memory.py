@@ -63,3 +63,16 @@ def test_memory_that_was_taken_away_is_noticed(size, compilation):
     with pytest.raises(BatchError, match="its storage was resized"):
         batched(X)
     like_torch(nn.Linear(3, 3), X)
+
+
+def test_memory_that_was_taken_away_before_backward_is_noticed(compilation):
+    linear = nn.Linear(3, 3)
+    result = edbatch.batch(linear)(X.clone().requires_grad_())
+    memory = linear.weight.untyped_storage()
+    size = memory.nbytes()
+    memory.resize_(0)
+    try:
+        with pytest.raises(BatchError, match="its storage was resized"):
+            result.sum().backward()
+    finally:
+        memory.resize_(size)

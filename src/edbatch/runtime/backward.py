@@ -53,6 +53,7 @@ class BatchedFunction(torch.autograd.Function):
             )
         ctx.saved_tensors  # noqa: B018  (raises if one was changed)
         execution: Execution = ctx.execution
+        execution.check_memory()
         with ctx.watch("backward"):
             total = inside((Made(torch._C._DisableAutocast),), backward, execution, ctx.groups, grads)
         gradients = [total.get(id(tensor)) for tensor in ctx.inputs]

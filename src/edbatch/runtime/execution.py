@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -81,19 +82,6 @@ def make_plan(recording: Recording, schedule: Schedule) -> Plan:
     return Plan(recording, recording.graph, schedule, layout)
 
 
-def _check_memory(tensors: Iterable[Tensor]) -> None:
-    """Kernels read addresses: what a tensor describes must be there."""
-    for tensor in tensors:
-        if tensor.layout is torch.strided:
-            size, step = tensor.shape, tensor.stride()
-            last = tensor.storage_offset() + sum([(n - 1) * s for n, s in zip(size, step, strict=True)])
-            if 0 not in size and (last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
-                raise BatchError(
-                    f"a tensor of shape {list(size)} that examples share, such as a parameter, has less memory than "
-                    "its shape needs: its storage was resized; give it its memory back before the batched call"
-                )
-
-
 class Execution:
     """One run of a plan: its arenas, and in training what backward will need."""
 
@@ -151,9 +139,22 @@ class Execution:
     def own(self) -> list[int]:
         return as_list(self.plan.layout.own)
 
+    def check_memory(self) -> None:
+        """Kernels read addresses: what shared tensors describe must be there."""
+        for tensor in {id(t): t for node_type in self.types for t in node_type.shared}.values():
+            if tensor.layout is not torch.strided or 0 in tensor.shape:
+                continue
+            last = tensor.storage_offset() + sum(map(operator.mul, tensor.stride(), [n - 1 for n in tensor.shape]))
+            if (last + 1) * tensor.itemsize > tensor.untyped_storage().nbytes():
+                raise BatchError(
+                    f"a tensor of shape {list(tensor.shape)} that examples share, such as a parameter, has less memory "
+                    "than its shape needs: its storage was resized; give it its memory back before the batched call, "
+                    "and let it have that until backward has run"
+                )
+
     def run(self) -> None:
         """Compute every value of the mini-batch."""
-        _check_memory({id(tensor): tensor for node_type in self.types for tensor in node_type.shared}.values())
+        self.check_memory()
         self._take_outside()
         for t in range(len(self.types)):
             self.training[t] = training = self._compile(t)
