@@ -165,6 +165,7 @@ def test_a_full_disk_is_one_warning(tmp_path, caplog):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
     (record,) = caplog.records
     assert f"compiled code cannot be kept in {tmp_path}" in record.getMessage()
+    assert "too large; set EDBATCH_CACHE to" in record.getMessage()
     assert list(tmp_path.iterdir()) == []
     assert not folder.can_store
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from edbatch.storage.atomic import write_atomically
 
 log = logging.getLogger("edbatch")
+_FIX = "set EDBATCH_CACHE to a folder that only you can write"
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -44,7 +45,8 @@ class CacheFolder:
             write_atomically(self.path / name, _checksum(key, payload) + payload, mode=0o600)
         except OSError as error:
             if not self._has_warned:
-                log.warning("compiled code cannot be kept in %s for later processes: %s", self.path, error.strerror)
+                why = error.strerror or error
+                log.warning("compiled code cannot be kept in %s for later processes: %s; %s", self.path, why, _FIX)
             self._has_warned = True
 
     @property
@@ -61,8 +63,7 @@ def cache_folder() -> CacheFolder | None:
         path = path.resolve()  # so that links cannot be changed after the check
         _check(path)
     except OSError as error:
-        fix = "set EDBATCH_CACHE to a folder that only you can write"
-        log.warning("compiled code is not kept for later processes: %s; %s", error, fix)
+        log.warning("compiled code is not kept for later processes: %s; %s", error, _FIX)
         return None
     return CacheFolder(path)
 
