@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -35,12 +36,15 @@ def let(target: str, form: str, *operands: str) -> Statement:
 
 @pytest.mark.parametrize("seed", range(8))
 def test_programs_show_no_difference(seed):
+    kinds = Counter()
     for number in range(50):
         found = generate(seed, number)
         if ("compile", "True") in found.options:
             found = replace(found, options=tuple({**dict(found.options), "compile": "False"}.items()))
         outcome = run_here(found)
         assert not outcome.is_failure, f"{outcome}\n{code_of(found)}"
+        kinds[outcome.kind] += 1
+    assert kinds["equal"] > 25, "most programs run to their end"
 
 
 def test_programs_with_kernels_show_no_difference(monkeypatch):
@@ -57,7 +61,7 @@ def test_the_same_seed_gives_the_same_programs():
     assert generate(3, 0) != generate(4, 0)
 
 
-def test_most_programs_run_and_what_is_excluded_does_not_occur():
+def test_programs_differ_and_what_is_excluded_does_not_occur():
     programs = [generate(11, i) for i in range(200)]
     assert len({code_of(p) for p in programs}) == len(programs)
     text = "\n".join(s.form for p in programs for line in p.body for s in line.all())
