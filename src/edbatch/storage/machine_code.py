@@ -38,7 +38,7 @@ class MachineCode:
     """Functions that are compiled from the same sources.
 
     Args:
-        what: they are, for the message when they have to be compiled; without one there is none.
+        what: a name for all of them, for the message when they have to be compiled; if it is empty there is no message.
         sources: a hash of the contents of all sources that take part.
     """
 

@@ -31,6 +31,7 @@ __all__ = [
     "Surroundings",
     "Undrawn",
     "functionalize",
+    "has_grad",
     "inside",
     "is_functionalizing",
     "undrawn",
@@ -50,8 +51,8 @@ def has_grad() -> bool:
 class Surroundings:
     """A context: modes of torch in this thread, and context variables, are after it what they were before.
 
-    What is a mode: grad mode, autocast, the default dtype, functionalization, and modes that see torch's functions and
-    ops, whether any does, and transforms of torch.func.
+    Modes are: grad mode, autocast, the default dtype, functionalization, those that see torch's functions or ops,
+    whether functions are seen at all, and transforms of torch.func.
     """
 
     def __init__(self, *variables: ContextVar[Any]):

@@ -1,7 +1,8 @@
 """Kernels of a batched function, kept from call to call, and what they are guarded by.
 
 A cell's kernel is captured once per signature. It is used again while the cell's modules are as they were: the same
-parameters, mode, hooks and attributes. Closures and globals that a cell reads are not guarded.
+parameters, mode, hooks and attributes, and while tensors that it closes over have the shape and dtype they had. Other
+closures and globals that a cell reads are not guarded.
 """
 
 from __future__ import annotations
