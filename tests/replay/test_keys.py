@@ -178,3 +178,16 @@ def test_what_is_no_key(key):
     batched = edbatch.batch(lambda x: x + 1, key=lambda x: key)
     with pytest.raises(BatchError, match=r"the key of example 0 is of type .* give a number, a string or a tuple"):
         batched(torch.ones(2, 3))
+
+
+def test_pieces_are_not_given_up_while_another_thread_looks_at_them():
+    _, batched = scorer()
+    batched(XS, STEPS)
+    known = batched.pipeline.known
+    thread = threading.Thread(target=known.give_up)
+    with known._lock:
+        thread.start()
+        thread.join(0.2)
+        assert known._worlds
+    thread.join()
+    assert not known._worlds

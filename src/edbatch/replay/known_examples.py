@@ -149,6 +149,9 @@ class KnownExamples:
 
     def give_up(self) -> None:
         """Examples of this function use each other's values: an example that is not recorded has none."""
+        inside((self._lock,), self._give_up)
+
+    def _give_up(self) -> None:
         self._given_up = "key is not used: an example uses values of another one of its mini-batch"
         self.report = self._given_up
         self._worlds.clear()
