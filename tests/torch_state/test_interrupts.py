@@ -98,6 +98,33 @@ def test_patience_makes_an_interrupt_wait_and_the_second_one_not():
         assert signal.getsignal(signal.SIGINT) is before
 
 
+def test_patience_with_alarms_and_requests_to_end():
+    """Their handlers raise what they like."""
+
+    class Ended(Exception):
+        pass
+
+    def end(number, frame):
+        raise Ended(number)
+
+    def work():
+        patience.begin()
+        for number in numbers:
+            signal.raise_signal(number)
+        done.append("end")
+
+    patience, done, numbers = Patience(), [], (signal.SIGALRM, signal.SIGTERM)
+    before = [signal.signal(number, end) for number in numbers]
+    try:
+        with pytest.raises(Ended):
+            inside((patience,), work)
+        assert done == ["end"]
+        assert [signal.getsignal(number) for number in numbers] == [end, end]
+    finally:
+        for number, handle in zip(numbers, before, strict=True):
+            signal.signal(number, handle)
+
+
 def test_patience_in_another_thread_changes_nothing():
     before = signal.getsignal(signal.SIGINT)
     patience = Patience()

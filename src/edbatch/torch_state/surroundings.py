@@ -37,6 +37,7 @@ __all__ = [
     "undrawn",
 ]
 DEVICES = ("cpu", "cuda")
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)]
 _get_functions: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
 _set_functions: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
 _DRAWING = threading.RLock()
@@ -105,27 +106,31 @@ class Surroundings:
 
 
 class Patience:
-    """A context that makes Ctrl-C wait for its end, once it has begun. A second Ctrl-C does not wait."""
+    """A context that makes Ctrl-C wait for its end, once it has begun, and alarms and requests to end that Python
+    handles, too. The second of a kind does not wait."""
 
     def __enter__(self) -> None:
-        self._handle: Any = signal.getsignal(signal.SIGINT)
-        self._waiting: int | None = None
+        self._handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
+        self._waiting: list[int] = []
 
     def begin(self) -> None:
-        if callable(self._handle) and threading.current_thread() is threading.main_thread():  # where Python handles it
-            signal.signal(signal.SIGINT, self._wait)
+        if threading.current_thread() is threading.main_thread():  # where Python handles them
+            for number, handle in self._handlers.items():
+                if callable(handle):
+                    signal.signal(number, self._wait)
 
     def _wait(self, number: int, frame: Any) -> None:
-        if self._waiting is not None:
-            self._handle(number, frame)
-        self._waiting = number
+        if number in self._waiting:
+            self._handlers[number](number, frame)
+        self._waiting.append(number)
 
     def __exit__(self, *error: Any) -> None:
-        if signal.getsignal(signal.SIGINT) == self._wait:
-            signal.signal(signal.SIGINT, self._handle)
-        waiting, self._waiting = self._waiting, None
-        if waiting is not None:
-            self._handle(waiting, None)
+        for number, handle in self._handlers.items():
+            if signal.getsignal(number) == self._wait:
+                signal.signal(number, handle)
+        while self._waiting:
+            number = self._waiting.pop()
+            self._handlers[number](number, None)
 
 
 class Undrawn:
