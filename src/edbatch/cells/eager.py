@@ -33,8 +33,9 @@ class _Touched(TorchFunctionMode):
         self.written: dict[int, Tensor] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if is_in_place(func) and args and isinstance(args[0], Tensor) and args[0].grad_fn is None:
-            self.written[id(args[0])] = args[0]
+        first = args[0] if args else None
+        if is_in_place(func) and isinstance(first, Tensor) and first.grad_fn is None and not _is_wrapped(first):
+            self.written[id(first)] = first
         for leaf in pytree.tree_leaves((args, kwargs)):
             if isinstance(leaf, Tensor) and not _is_wrapped(leaf):
                 self.touch(leaf)
