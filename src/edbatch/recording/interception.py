@@ -20,9 +20,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edbatch.errors import RecordingError
-from edbatch.recording.calls.fast_cells import ModuleCall, same_items, signature_of
+from edbatch.recording.calls.fast_cells import ModuleCall, signature_of
 from edbatch.recording.calls.fast_functions import known
 from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop
+from edbatch.recording.program.module_watch import same_items
 from edbatch.recording.recorder import Recorder
 from edbatch.recording.values.lazy import Lazy
 from edbatch.recording.values.ragged import stack_alike

@@ -33,10 +33,8 @@ class BatchedFunction(torch.autograd.Function):
         ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], watch: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.execution, ctx.groups, ctx.watch, ctx.inputs = execution, groups, watch, inputs
-        written = {
-            memory_of(t) for node_type in execution.types for t in node_type.kernel.changes
-        }  # by cells themselves
-        # torch then checks that no other parameter was changed in between
+        # Torch then checks that nobody changed them in between, but for what cells themselves write.
+        written = {memory_of(t) for node_type in execution.types for t in node_type.kernel.changes}
         ctx.save_for_backward(*[t for t in inputs if not written or memory_of(t) not in written])
         ctx.set_materialize_grads(False)
         ctx.mark_non_differentiable(*[r for r, group in zip(results, groups, strict=True) if not group.needs_grad])

@@ -21,7 +21,7 @@ from edbatch.recording.program.marking import numbers_to_tensors
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 
 try:
-    from edbatch.recording._calls import same_items
+    from edbatch.recording._calls import same_items as same_items
 except ImportError:
 
     def same_items(dicts: Any, items: Any) -> bool:  # type: ignore[misc]
