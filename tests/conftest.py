@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from edbatch.runtime import execution
+from edbatch.runtime import compilation as stage
 
 settings.register_profile("edbatch", deadline=None, derandomize=True)  # the first example may compile kernels
 settings.load_profile("edbatch")
@@ -38,7 +38,7 @@ class NoFallback:
 def compilation(request, monkeypatch):
     """Runs a test twice: with cells as fused kernels, and as torch ops."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1" if request.param == "compiled" else "0")
-    monkeypatch.setattr(execution, "log", NoFallback())
+    monkeypatch.setattr(stage, "log", NoFallback())
     return request.param
 
 
@@ -46,7 +46,7 @@ def compilation(request, monkeypatch):
 def compiled(monkeypatch):
     """Cells run as fused kernels."""
     monkeypatch.setenv("EDBATCH_COMPILE", "1")
-    monkeypatch.setattr(execution, "log", NoFallback())
+    monkeypatch.setattr(stage, "log", NoFallback())
 
 
 @pytest.fixture

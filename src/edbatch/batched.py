@@ -15,7 +15,7 @@ from edbatch.recording.interception import one_by_one
 from edbatch.recording.program.marking import active, plain_loop
 from edbatch.recording.results import STACKS, Results
 from edbatch.recording.values.refusals import refuse_transforms
-from edbatch.runtime.execution import Compiling
+from edbatch.runtime.compilation import Compiling
 from edbatch.scheduling import policies
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats

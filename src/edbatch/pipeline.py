@@ -1,9 +1,10 @@
-"""The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → tensors.
+"""The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → Compiled → tensors.
 
     record     recording/    every cell call and torch function on lazy values becomes a node; or replay/, by keys
     rewrite    rewriting/    sums are absorbed by nodes that read them; what need not wait for a recurrence runs ahead
     schedule   scheduling/   a policy decides which nodes run together, and when
     plan       layout/       where values lie in memory, which rows each batch reads
+    compile    cells/        for every type of node its kernels, made once
     run        runtime/      batch after batch; backward in reverse
 
 What lasts from call to call is kept here: the kernels of the function's cells, what is known of types that occur
@@ -41,8 +42,10 @@ from edbatch.replay.known_examples import KnownExamples
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
-from edbatch.runtime.execution import Compiling, Execution, Plan, make_plan
+from edbatch.runtime.compilation import Compiling, compile_plan
+from edbatch.runtime.execution import Execution
 from edbatch.runtime.needs import Needs, find_needs, with_wanted_gradients
+from edbatch.runtime.plan import Plan, make_plan
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats, Stopwatch
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
@@ -108,8 +111,11 @@ class Pipeline:
             order = policy.run(recorded.graph)
         with watch("plan"):
             plan = make_plan(recorded, order)
+            needs = self._needs(plan, results)
+        with watch("compile"):
+            compiled = inside((Made(torch._C._DisableAutocast),), compile_plan, plan, needs, self.compiling)
         with watch("run"):
-            return Execution(plan, self.pool, self._needs(plan, results), self.compiling), results
+            return Execution(plan, self.pool, needs, compiled), results
 
     @property
     def kernel_of(self) -> dict[str, Kernel]:

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from edbatch.layout.layout import Ints
-from edbatch.runtime.execution import Plan
+from edbatch.runtime.plan import Plan
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 
@@ -53,9 +53,10 @@ class Stats:
     >>> print(batched.stats)  # doctest: +ELLIPSIS
     4 nodes of 2 types in 2 batches; lower bound 2
       operands: 2 views, 0 gathers (0.0 kB copied); arenas ... kB
-      time: record ... ms, rewrite ... ms, schedule ... ms, plan ... ms, run ... ms; ... ms in all
+      time: record ... ms, rewrite ... ms, schedule ... ms, plan ... ms, compile ... ms, run ... ms; ... ms in all
 
-    seconds: by stage (record, rewrite, schedule, plan, run, and backward once it has run). peak_bytes: of all arenas.
+    seconds: by stage (record, rewrite, schedule, plan, compile, run, and backward once it has run). peak_bytes: of all
+    arenas.
     """
 
     seconds: dict[str, float]

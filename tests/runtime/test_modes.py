@@ -128,7 +128,7 @@ def test_stats_and_explain():
     stats = batched.stats
     assert stats.num_nodes == sum(t.num_nodes for t in stats.types)
     assert stats.num_batches == sum(t.num_batches for t in stats.types)
-    assert set(stats.seconds) == {"record", "rewrite", "schedule", "plan", "run", "backward"}
+    assert set(stats.seconds) == {"record", "rewrite", "schedule", "plan", "compile", "run", "backward"}
     assert stats.views + stats.gathers > 0
     assert (stats.bytes_copied > 0) == (stats.gathers > 0)
     assert stats.peak_bytes > 0

@@ -26,7 +26,7 @@ from edbatch.stats import Stopwatch
 from edbatch.workloads import Workload
 
 PRODUCTS, RUN, KNOWN, RECORDING = "products alone", "schedule + plan + run", "with key", "recording"
-RUN_STAGES = ("schedule", "plan", "run", "backward")
+RUN_STAGES = ("schedule", "plan", "compile", "run", "backward")
 FIRST_CALL = "tree-lstm"
 
 

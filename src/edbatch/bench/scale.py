@@ -27,7 +27,7 @@ PREPARE = """
 import time, numpy, torch, edbatch
 from edbatch.datasets import random_trees
 from edbatch.models import TreeLSTM
-from edbatch.runtime.execution import make_plan
+from edbatch.runtime.plan import make_plan
 from edbatch.runtime.needs import find_needs
 bank = random_trees(4, seed=0, num_words=100)
 batched = edbatch.batch(TreeLSTM(words=len(bank.vocabulary), classes=5, dim=8))

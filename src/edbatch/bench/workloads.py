@@ -28,7 +28,7 @@ from edbatch.workloads.one_by_one import OneByOne
 EDBATCH, ONE_BY_ONE = "edbatch", "one by one"
 MODES = ("infer", "train")
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy", "learned")
-STAGES = ("record", "rewrite", "schedule", "plan", "run", "backward")
+STAGES = ("record", "rewrite", "schedule", "plan", "compile", "run", "backward")
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -15,77 +13,24 @@ import torch
 from torch import Tensor
 
 from edbatch.cells.fused.loops.pointwise import BY_SIZE
-from edbatch.cells.kernel import TooLong
 from edbatch.errors import BatchError
-from edbatch.layout.layout import Layout, Slot, plan
+from edbatch.layout.layout import Slot
 from edbatch.recording.results import Group
-from edbatch.recording.types.recording import Recording
-from edbatch.recording.types.type_set import NodeType
 from edbatch.runtime.arena import Lease, Pool
-from edbatch.runtime.binding import Binding, copies, reading
+from edbatch.runtime.binding import Binding
+from edbatch.runtime.compilation import Compiled
 from edbatch.runtime.frozen import prologue
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands, as_list
+from edbatch.runtime.plan import Plan
 from edbatch.runtime.row_loops import copy_rows
-from edbatch.scheduling.graph import Graph
-from edbatch.scheduling.schedule import Schedule
 from edbatch.spec import Spec
-
-log = logging.getLogger("edbatch")
-
-
-@dataclass(frozen=True)
-class Compiling:
-    """How compiled cells run: `on` as fused kernels where possible, with `exact_math` torch's own tanh, exp, …"""
-
-    on: bool = True
-    exact_math: bool = False
-
-    def kernel(self, node_type: NodeType) -> Any:
-        """The kernel that runs a type on the CPU: its fused form if it has one."""
-        fused = getattr(node_type.kernel, "fused", None)
-        return (fused and fused(tuple(map(reading, node_type.slots)), self.exact_math)) or node_type.kernel
-
-
-OFF = Compiling(on=False)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A recorded, scheduled and laid out mini-batch: everything that is known before any number is computed."""
-
-    recording: Recording
-    graph: Graph
-    schedule: Schedule
-    layout: Layout
-
-    def __repr__(self) -> str:
-        return f"Plan({self.recording}, {self.layout})"
-
-    def group_rows(self, group: Group) -> np.ndarray:
-        """The arena rows of a group of results."""
-        recording = self.recording
-        rows = self.layout.rows_of(group.refs, recording.types, recording.table, recording.outside_rows[1])
-        if not group.is_ragged or group.lengths is None:
-            return rows
-        return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
-
-
-def make_plan(recording: Recording, schedule: Schedule) -> Plan:
-    from edbatch.layout.batch_order import order_batches
-
-    # Cells that run one by one may draw random numbers, which they do in the order of recording.
-    types = recording.type_set
-    schedule = order_batches(recording.graph, schedule, fixed=types.runs_alone, only_sums=types.only_sums)
-    counts, rows = recording.outside_rows
-    layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
-    return Plan(recording, recording.graph, schedule, layout)
 
 
 class Execution:
     """One run of a plan: its arenas, and in training what backward will need."""
 
-    def __init__(self, plan: Plan, pool: Pool, needs: Needs | None, compiling: Compiling = OFF):
+    def __init__(self, plan: Plan, pool: Pool, needs: Needs | None, compiled: Compiled):
         self.plan = plan
         self.needs = needs
         self.lease = Lease(pool, "values")
@@ -98,23 +43,11 @@ class Execution:
         self.base: list[int] = layout.base.tolist()
         self.type_sizes: list[int] = layout.type_sizes.tolist()
         self.largest: list[int] = layout.largest.tolist()
-        # A dispatch mode must see every op.
-        self._is_compiled = is_on = compiling.on and not torch._C._len_torch_dispatch_stack()
-        kernels, self.only_copies = plan.recording.type_set.keep(
-            ("kernels", compiling, is_on), lambda: self._choose_kernels(compiling, is_on)
-        )
-        self.kernels = list(kernels)
+        self.compiled = compiled
+        self.kernels, self.training, self.only_copies = compiled.kernels, compiled.training, compiled.only_copies
         self.prologues: list[Any] = [None] * len(self.types)
-        self.training: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
         self.kept: list[dict[int, Tensor]] = [{} for _ in self.types]  # operands of all batches, by slot, for the end
-
-    def _choose_kernels(self, compiling: Compiling, is_on: bool) -> tuple[list[Any], list[bool]]:
-        """The kernel of every type, and whether it only copies."""
-        is_compiled = [is_on and on_cpu for on_cpu in self.plan.recording.type_set.are_on_cpu]
-        pairs = list(zip(self.types, is_compiled, strict=True))
-        kernels = [compiling.kernel(node_type) if on else node_type.kernel for node_type, on in pairs]
-        return kernels, [on and copies(node_type) for node_type, on in pairs]
 
     @cached_property
     def arenas(self) -> list[Tensor]:
@@ -156,8 +89,7 @@ class Execution:
         """Compute every value of the mini-batch."""
         self.check_memory()
         self._take_outside()
-        for t in range(len(self.types)):
-            self.training[t] = training = self._compile(t)
+        for t, training in enumerate(self.training):
             self.prologues[t] = prologue(self.kernels[t], self.types[t].shared, self.lease, trains=training is not None)
             if training is not None:
                 self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
@@ -171,25 +103,6 @@ class Execution:
             error.add_note(self._where(batch, t))
             raise
         scratch.release()
-
-    def _compile(self, t: int) -> Any:
-        """A type's training form, or None. A fused form that cannot be made gives way to the plain one."""
-        needs = None if self.needs is None or not any(self.needs.outs[t]) else self.needs
-        kernel, plain = self.kernels[t], self.types[t].kernel
-        try:
-            if needs is None:
-                _ = kernel.infer  # a fused form is made now
-                return None
-            return kernel.training(needs.rows[t], needs.shared[t], needs.outs[t])
-        except Exception as error:
-            if kernel is plain:
-                raise
-            text, is_expected = "no kernels are made of %s: %s. It runs as torch ops", isinstance(error, TooLong)
-            log.warning(text, self.types[t].name, error, exc_info=not is_expected)
-            plain.give_up(kernel)  # type: ignore[attr-defined]
-            self.plan.recording.type_set.forget()
-            self.kernels[t] = plain
-            return self._compile(t)
 
     def _launcher(self, t: int, scratch: Lease) -> Callable[[int], None]:
         """The function that runs a batch of a type."""
@@ -268,7 +181,9 @@ class Execution:
         """The rows of a group of results, in fresh memory."""
         part, rows = self._parts[self.plan.recording.arena_of[group.spec]], self.plan.group_rows(group)
         spec = group.spec
-        if self._is_compiled and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE:  # torch takes far longer
+        if (
+            self.compiled.is_fused and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE
+        ):  # torch takes far longer
             found = spec.empty(len(rows))
             copy = copy_rows(spec.dtype.itemsize)
             address = rows.__array_interface__["data"][0]  # `rows.ctypes` takes four times as long

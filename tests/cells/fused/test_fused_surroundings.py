@@ -164,7 +164,7 @@ def test_two_threads_at_once(compiled):
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_parts_of_a_kernel_make_the_whole(compiled, parts):
     """A kernel's parts do different columns, also where gradients are added to one row many times."""
-    from edbatch.cells.fused.fuser.fuser.fuser.fuser.library.native import compile_kernels
+    from edbatch.cells.fused.library.native import compile_kernels
 
     source = (
         "def kernel(B, index, target, n0, part, parts):\n    for r in range(B):\n"
