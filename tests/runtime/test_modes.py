@@ -284,3 +284,17 @@ def test_cells_that_run_one_by_one_do_so_under_autocast(inside):
     with torch.autocast("cpu", torch.bfloat16, enabled=not inside):
         expected = tuple(map(torch.stack, zip(*map(model, x), strict=True)))
         torch.testing.assert_close(edbatch.batch(model)(x), expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_layer_norm_under_autocast(dtype):
+    """Mean and deviation are of the parameters' dtype there; what torch says of fake tensors is another one."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8))
+    x, weights = torch.randn(4, 8), torch.randn(4, 8)
+    gradients = []
+    for run in (edbatch.batch(model), lambda x: torch.stack([model(row) for row in x])):
+        with torch.autocast("cpu", dtype):
+            loss = (run(x).float() * weights).sum()
+        gradients.append(torch.autograd.grad(loss, list(model.parameters())))
+    torch.testing.assert_close(*gradients, rtol=5e-2, atol=5e-2)

@@ -36,6 +36,7 @@ _ORDINARY = frozenset({
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.new_empty.default,
     aten.new_empty_strided.default, aten.new_full.default, aten.new_zeros.default, aten.new_ones.default,
     aten.convolution.default, aten.convolution_backward.default, aten.index_put.default, aten.index.Tensor,
+    aten.native_layer_norm.default,
 })  # fmt: skip
 
 
