@@ -42,8 +42,14 @@ class _Touched(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
     def touch(self, tensor: Tensor) -> None:
-        if tensor.is_leaf and tensor.requires_grad:
+        if tensor.is_leaf and tensor.requires_grad and not _is_view_without_grad(tensor):
             self.tensors[id(tensor)] = tensor
+
+
+def _is_view_without_grad(leaf: Tensor) -> bool:
+    """Whether a leaf is a view that was made under no_grad: it says that it requires a gradient, and none flows."""
+    with torch._C.DisableTorchFunction():
+        return leaf._is_view() and leaf._base is not None and leaf._base.requires_grad
 
 
 class _Rehearsal(_Touched):
@@ -134,6 +140,8 @@ class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
     is_current = True
+    is_ordered = False  # it changes what its next call reads: calls keep their order
+    ordered: Any = None  # the same with turns, see `in_order`
     writes: tuple[int, ...] = ()
     same: tuple[int | None, ...] = ()
 

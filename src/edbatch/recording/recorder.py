@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from edbatch.cells.capture.in_place import is_in_place, out_of_place
+from edbatch.cells.in_order import TURN
 from edbatch.errors import InPlaceError, RecordingError
 from edbatch.recording import writes
 from edbatch.recording.calls.entries import Entry, Signature, define, module_call
@@ -46,6 +47,7 @@ METADATA = {
     *[getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")],
 }
 DRAWS = "it draws random numbers"
+CHANGES = "it calls a cell that changes a buffer or an attribute"
 STACK = torch.stack
 MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
@@ -85,6 +87,7 @@ class Recorder:
         self._called: dict[tuple[int, ...], Called] = {}  # by the identities of targets and owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
+        self._turn: int | None = None  # what the last call gave that changes what later ones read, see `in_order`
         self.lineage = Lineage(self)
         self.overwritten = writes.Overwritten(self)
         self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
@@ -328,9 +331,20 @@ class Recorder:
         found = self.entries.get(key)
         if found is None:
             found = self.entry(key, lambda: define(self, target, args_template, kwargs_template, parts, cell))
+        if found.is_ordered:
+            return self._in_turn(found, parts.flat)
         if not found.is_plain:
             return writes.record(self, found, parts, length)
         return self.add(found, parts.flat, length)
+
+    def _in_turn(self, entry: Entry, flat: Sequence[int]) -> Any:
+        """A call that changes what later calls read: it comes after the one before it."""
+        self.changing = CHANGES
+        if self._turn is None:
+            self._turn = self.outside(TURN.empty()).ref
+        outputs = entry.values(self.add_node(entry, [*flat, self._turn]))
+        self._turn = outputs[-1].ref
+        return entry.type.kernel.unflatten(outputs)
 
     # ---- torch functions
 

@@ -27,6 +27,9 @@ from edbatch.runtime.row_loops import copy_rows
 from edbatch.spec import Spec
 
 
+PLAIN = (Tensor, torch.nn.Parameter)
+
+
 class Execution:
     """One run of a plan: its arenas, and in training what backward will need."""
 
@@ -75,6 +78,11 @@ class Execution:
     def check_memory(self) -> None:
         """Kernels read addresses: what shared tensors describe must be there."""
         for tensor in {id(t): t for node_type in self.types for t in node_type.shared}.values():
+            if type(tensor) not in PLAIN and hasattr(tensor, "fake_mode") and tensor.device.type == "cpu":
+                raise BatchError(
+                    f"a tensor of shape {list(tensor.shape)} that examples share, such as a parameter, is a FakeTensor, "
+                    "which has no values; give the model real ones"
+                )
             if tensor.layout is not torch.strided or 0 in tensor.shape:
                 continue
             last = tensor.storage_offset() + sum(map(operator.mul, tensor.stride(), [n - 1 for n in tensor.shape]))

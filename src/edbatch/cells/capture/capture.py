@@ -10,8 +10,10 @@ body that writes in place is traced again through torch's functionalization.
 
 from __future__ import annotations
 
+import gc
 import logging
 import threading
+import weakref
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -32,7 +34,7 @@ from edbatch.cells.capture.cutting import Cutting
 from edbatch.cells.capture.fake import FakeMode
 from edbatch.cells.capture.op_recorder import InPlace, Recorder
 from edbatch.cells.capture.stand_ins import Lend, Unassigned, lend_applied
-from edbatch.errors import CaptureError
+from edbatch.errors import CaptureError, RecordingError
 from edbatch.spec import Spec, is_tensor
 from edbatch.torch_state.hooks import applying, hooked
 from edbatch.torch_state.surroundings import (
@@ -52,6 +54,12 @@ _ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a ki
     torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
     torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
 }
+KEEPS = (
+    "a cell keeps a tensor that it computes where it outlives the call: in a closure, a global, an object of your own "
+    "or a cache such as functools.cache. While a cell is captured tensors have no values; compute it before the "
+    "batched call, in __init__ for example, or keep it in an attribute of the cell's module; and empty what holds it "
+    "now"
+)
 _LOCK = threading.RLock()  # fake tensors and decompositions are not for two threads at once
 
 
@@ -113,6 +121,8 @@ class _Trace:
         """Ours as they are; a real one (or a fake one of somebody else) by a stand-in of the same description."""
         if self.is_ours(tensor):
             return tensor
+        if isinstance(getattr(tensor, "fake_mode", None), FakeMode):
+            raise RecordingError(KEEPS)  # in an earlier capture
         if id(tensor) not in self.stand_ins:
             if tensor.layout is not torch.strided:
                 raise CaptureError(f"a tensor of layout {tensor.layout} is used inside")
@@ -136,7 +146,7 @@ class _Trace:
                 given = [x.clone() if x.requires_grad else x for x in leaves]
             explicit, before = list(self.shared), [self.value(t) for t in given]
             self.lend.given = [*given, *explicit]
-            result = inside((Unassigned(function, self.is_ours),), self._run_lending, function, *given, *explicit)
+            result = inside((Unassigned(function),), self._run_lending, function, *given, *explicit)
             flat, tree = pytree.tree_flatten(result)
             results = [leaf for leaf in flat if is_tensor(leaf)]
             writes = tuple(i for i, t in enumerate(given) if self.value(t) != before[i])
@@ -153,6 +163,15 @@ class _Trace:
         same = tuple(row_of.get(id(t)) for t in results)
         views = self._views(given, outs, same, writes)
         return Captured(body, tuple(self.bound.values()), constants, tree, sparse, writes, same, views, seen, ahead)
+
+    def close(self) -> list[weakref.ref[torch.Tensor]]:
+        """Drop all tensors, and tell which these were."""
+        made = [weakref.ref(t) for t in self.recorder.alive if isinstance(t, torch.Tensor)]
+        off = {} if self.cutting is None else self.cutting.off
+        for held in (self.recorder.alive, self.shared, self.stand_ins, self.lend.sparse, off):
+            held.clear()
+        self.lend.given = ()
+        return made
 
     def _views(
         self,
@@ -289,17 +308,28 @@ def _capture(
     with _disable_current_modes(), torch.set_grad_enabled(grad):
         try:
             try:
-                return _Trace(functional=False, cuts=cuts).run(function, rows, shared)
+                return _traced(_Trace(functional=False, cuts=cuts), function, rows, shared)
             except InPlace:
                 if cuts is not None:
                     raise  # what is cut off could be written later through a view
-            return _Trace(functional=True).run(function, rows, shared)
+            return _traced(_Trace(functional=True), function, rows, shared)
         except InPlace:
             raise CaptureError("the body writes in place in a way that cannot be made functional") from None
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             raise CaptureError(f"control flow or shapes depend on data ({error})") from error
         except (UnsupportedFakeTensorException, UnsupportedOperatorException, NotImplementedError) as error:
             raise CaptureError(f"an op without shape inference ({error})") from error
+
+
+def _traced(trace: _Trace, function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
+    """What a trace captures; nothing that it has made may outlive it."""
+    captured = trace.run(function, rows, shared)
+    made = trace.close()
+    if any(ref() is not None for ref in made):
+        gc.collect()  # perhaps only a cycle
+        if any(ref() is not None for ref in made):
+            raise RecordingError(KEEPS)
+    return captured
 
 
 def _undisturb() -> None:

@@ -1,7 +1,7 @@
 """Lending: while a cell is captured, its real tensors (parameters, buffers, closures) are replaced by stand-ins.
 
 A torch-function mode sees every torch call of the function and swaps its tensor arguments; calls that cannot run
-without data are replaced by equal ones that can. Assignments to attributes are undone: a stand-in must not stay in a
+without data are replaced by equal ones that can. Changes of attributes are undone: a stand-in must not stay in a
 module.
 """
 
@@ -19,8 +19,10 @@ from edbatch.cells.capture.decompose import EQUAL_CALLS
 from edbatch.cells.capture.in_place import is_in_place
 from edbatch.errors import CaptureError, InPlaceError, RecordingError
 from edbatch.spec import is_tensor
+from edbatch.torch_state.belongings import Belongings
 from edbatch.torch_state.modules import modules_of
 
+DEPTH = 4  # of closures around a cell's own function
 HOOKING = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
 
@@ -89,34 +91,30 @@ def lend_applied(
 
 
 class Unassigned:
-    """A context at whose end assignments of traced values to attributes of a function's modules are undone, and
-    refused."""
+    """A context at whose end what a function has changed of its modules' attributes is put back, and refused: traced
+    values have no place there, and calls of a captured body would not change them again."""
 
-    def __init__(self, function: Any, is_ours: Callable[[Any], bool]):
-        self._is_ours = is_ours
-        modules = modules_of(_modules(function))
-        self._places = [d for m in modules for d in (m.__dict__, m._parameters, m._buffers)]
+    def __init__(self, function: Any):
+        self._modules = modules_of(_modules(function, DEPTH))
 
     def __enter__(self) -> None:
-        self._before = [dict(d) for d in self._places]
+        self._before = Belongings(self._modules)
 
     def __exit__(self, *error: Any) -> None:
-        assigned = []
-        for now, old in zip(self._places, self._before, strict=True):
-            ours = [k for k, v in now.items() if is_tensor(v) and v is not old.get(k) and self._is_ours(v)]
-            for key in ours:
-                now.pop(key)
-                now.update({key: old[key]} if key in old else {})
-            assigned += ours
-        if assigned:
-            raise CaptureError(f"the body assigns a tensor to the attribute {assigned[0]!r}")
+        changed = self._before.put_back()
+        if changed:
+            raise CaptureError(f"the body assigns the attribute {changed[0]!r}, or changes what it holds")
 
 
-def _modules(function: Any) -> list[torch.nn.Module]:
-    """The modules that a function is, is a method of, or closes over."""
-    cells = [cell.cell_contents for cell in getattr(function, "__closure__", None) or () if _is_filled(cell)]
-    around = [function, getattr(function, "__self__", None), *cells, *(getattr(c, "__self__", None) for c in cells)]
-    return [item for item in around if isinstance(item, torch.nn.Module)]
+def _modules(value: Any, depth: int) -> list[torch.nn.Module]:
+    """The modules that a function is, is a method of, closes over, or was given."""
+    if isinstance(value, torch.nn.Module):
+        return [value]
+    if depth == 0:
+        return []
+    parts = [cell.cell_contents for cell in getattr(value, "__closure__", None) or () if _is_filled(cell)]
+    parts += [getattr(value, "__self__", None), *(value if isinstance(value, tuple | list) else ())]
+    return [module for part in parts for module in _modules(part, depth - 1)]
 
 
 def _is_filled(cell: Any) -> bool:

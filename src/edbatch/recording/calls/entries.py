@@ -13,9 +13,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
+from edbatch.cells.eager import EagerKernel
+from edbatch.cells.in_order import TURN, InOrder, in_order
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import RecordingError
-from edbatch.layout.layout import REF
+from edbatch.layout.layout import REF, Slot
 from edbatch.recording.calls.signature import Parts, calling
 from edbatch.recording.program.marking import active, plain_loop
 from edbatch.recording.types.kernel_cache import Cell, Context
@@ -43,13 +45,14 @@ class Signature(NamedTuple):
 class Entry:
     """A node type inside a recording, as the hot path needs it."""
 
-    __slots__ = ("id", "is_plain", "kinds", "simple", "type")
+    __slots__ = ("id", "is_ordered", "is_plain", "kinds", "simple", "type")
 
     def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
         self.id = identity
         self.type = node_type
         self.kinds = kinds
-        self.is_plain = not node_type.kernel.writes  # else see `writes`
+        self.is_ordered = isinstance(node_type.kernel, InOrder)
+        self.is_plain = not node_type.kernel.writes and not self.is_ordered  # else see `writes` and `Recorder.in_turn`
         marks = tuple([object() for _ in kinds])
         shape = node_type.kernel.unflatten(list(marks))
         is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
@@ -98,9 +101,12 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
             f"{name} returns a lazy value that is none of its arguments, but came by a closure, an attribute or an "
             "object of your own; pass it as an argument"
         )
+    slots = tuple(parts.slots)
+    if isinstance(kernel, EagerKernel) and kernel.is_ordered and not parts.is_row_wise:
+        kernel, slots, rows = in_order(kernel), (*slots, Slot.ONE), (*rows, TURN)
     per_row = (parts.is_row_wise,) * len(kernel.outputs)
     is_view = any(target is function for function in VIEWING)
-    return NodeType(name, kernel, tuple(parts.slots), rows, (*parts.shared, *kernel.bound), per_row, is_view)
+    return NodeType(name, kernel, slots, rows, (*parts.shared, *kernel.bound), per_row, is_view)
 
 
 def _kernel(

@@ -25,6 +25,7 @@ from edbatch.recording.program.module_watch import Watch, hook_tables, hooks_of,
 from edbatch.recording.program.paths import Paths
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
+from edbatch.torch_state.belongings import Belongings
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 from edbatch.torch_state.surroundings import Made, Surroundings, has_grad, inside
 
@@ -241,23 +242,29 @@ class _Wanting:
 
 
 class _Undisturbed:
-    """A context in which a cell is `run` once to learn its shapes: hooks do not see that run, and buffers are as before
-    after it."""
+    """A context in which a cell is `run` once to learn its shapes: hooks do not see that run, and after it buffers and
+    attributes are as before."""
 
     def __init__(self, modules: Sequence[nn.Module]):
+        self._modules = modules
         self._tables = [table for module in modules for table in hook_tables(module)]
         self._buffers = buffers_of(modules)
 
     def __enter__(self) -> None:
+        self._before = Belongings(self._modules)
         self._hooks = [dict(table) for table in self._tables]
         self._values = [buffer.clone() for buffer in self._buffers]
 
-    def run(self, function: Callable[[], T]) -> T:
+    def run(self, function: Callable[[], EagerKernel]) -> EagerKernel:
         for table in self._tables:
             table.clear()
-        return function()
+        kernel = function()
+        has_changed = bool(self._before.put_back() or kernel.changes)
+        kernel.is_ordered = has_changed or (kernel.reason == HOOKS and bool(self._buffers))  # which hooks may write
+        return kernel
 
     def __exit__(self, *error: Any) -> None:
+        self._before.put_back()
         for table, before in zip(self._tables, self._hooks, strict=True):
             table.update(before)
         with torch.no_grad():
