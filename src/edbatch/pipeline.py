@@ -236,6 +236,8 @@ def zip_columns(columns: Sequence[Any]) -> list[tuple[Any, ...]]:
                 f"positional argument {i} is of type {type(column).__name__}, but positional arguments are columns, "
                 "with one entry per example; give what all examples share by keyword"
             )
+        if isinstance(column, Tensor) and column.is_nested:
+            raise BatchError(f"positional argument {i} is a nested tensor; give the list of its tensors, by unbind()")
     lengths = [len(column) for column in columns]
     if len(set(lengths)) > 1:
         raise BatchError(

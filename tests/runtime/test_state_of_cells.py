@@ -160,3 +160,25 @@ def test_parameters_without_values_are_refused():
         model = nn.Linear(DIM, DIM)
     with pytest.raises(BatchError, match="FakeTensor"):
         edbatch.batch(model)(X)
+
+
+def test_lookups_of_several_lengths_normalise_one_table():
+    """They are of several types, in a decided order."""
+
+    def make():
+        torch.manual_seed(0)
+        return nn.Embedding(6, DIM, max_norm=0.5)
+
+    model, expected = make(), make()
+    examples = [torch.tensor([1, 2]), torch.tensor([2, 3, 4]), torch.tensor([1])]
+    ours, theirs = edbatch.batch(model, stack=False)(examples), [expected(x) for x in examples]
+    torch.testing.assert_close(ours, theirs)
+    torch.testing.assert_close(model.weight, expected.weight)
+
+
+def test_columns_of_other_layouts_are_refused():
+    cell = edbatch.cell(lambda x: x.to_dense() * 2)
+    with pytest.raises(RecordingError, match="to_dense"):
+        edbatch.batch(cell)([X[0].to_sparse(), X[1].to_sparse()])
+    with pytest.raises(BatchError, match="unbind"):
+        edbatch.batch(torch.tanh)(torch.nested.nested_tensor([X[0], X[1]], layout=torch.jagged))

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from edbatch.cells.capture.in_place import is_in_place, out_of_place
-from edbatch.cells.in_order import TURN
+from edbatch.cells.in_order import TURN, InOrder
 from edbatch.errors import InPlaceError, RecordingError
 from edbatch.recording import writes
 from edbatch.recording.calls.entries import Entry, Signature, define, module_call
@@ -132,6 +132,11 @@ class Recorder:
         if known is None:
             with torch._C.DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
                 spec, memory = Spec.of(tensor), memory_of(tensor)
+                if tensor.layout is not torch.strided:
+                    raise RecordingError(
+                        f"a tensor of layout {tensor.layout} is a value of an example, but values are rows of dense "
+                        "memory; give tensor.to_dense(), or what all examples share by keyword"
+                    )
             known = self._outside_of[id(tensor)] = lazy(-1 - len(self._outside), self.kind(spec))
             if memory is not None:
                 self._by_memory.setdefault(memory, []).append(len(self._outside))
@@ -197,10 +202,12 @@ class Recorder:
         )
 
     def _check_written(self) -> None:
-        """What a cell writes while it runs one by one nobody else may read: in which order they run is open."""
+        """What a cell writes while it runs one by one nobody else may read whose order is open."""
         for t in [t for t in self.node_types if t.kernel.changes]:
             memories = {memory_of(tensor) for tensor in t.kernel.changes}
-            others = [tensor for other in self.node_types if other is not t for tensor in other.shared]
+            ordered = [o for o in self.node_types if isinstance(o.kernel, InOrder)]
+            known = ordered if t in ordered else [t]
+            others = [tensor for other in self.node_types if other not in known for tensor in other.shared]
             if any(memory_of(tensor) in memories for tensor in (*others, *self._outside, *self._read)):
                 raise InPlaceError(
                     f"{t.name} writes a tensor in place that is also read elsewhere in the batched function, and which "

@@ -80,8 +80,8 @@ class Execution:
         for tensor in {id(t): t for node_type in self.types for t in node_type.shared}.values():
             if type(tensor) not in PLAIN and hasattr(tensor, "fake_mode") and tensor.device.type == "cpu":
                 raise BatchError(
-                    f"a tensor of shape {list(tensor.shape)} that examples share, such as a parameter, is a FakeTensor, "
-                    "which has no values; give the model real ones"
+                    f"a tensor of shape {list(tensor.shape)} that examples share, such as a parameter, is a "
+                    "FakeTensor, which has no values; give the model real ones"
                 )
             if tensor.layout is not torch.strided or 0 in tensor.shape:
                 continue
