@@ -1,6 +1,5 @@
 """The loops of `layout.py`, compiled by numba; imported at first use only."""
 # ruff: noqa: SIM109 (plain comparisons compile faster)
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 

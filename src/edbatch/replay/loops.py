@@ -8,7 +8,6 @@ A piece is a row of a table, and a range of one flat array: the types of its nod
 leaf of its result (of any value where the leaf is not one recorded value). A flat array of the same length says what is
 a reference: -1 where one is, else 0.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 

@@ -3,7 +3,6 @@
 All go over the flat arrays of a recording (see `layout/layout.py`) and over one type of sums: nodes whose first slot
 lists their terms. `readers` says for each slot of each type whether it is to read the terms of such sums itself.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 

@@ -1,5 +1,4 @@
 """The loops of `hoist.py`, compiled by numba; imported at first use only."""
-# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 import numpy as np
 

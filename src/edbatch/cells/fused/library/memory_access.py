@@ -4,7 +4,6 @@ Kernels get plain addresses. That makes calls cheap, and lets every access carry
 different scopes never overlap. Without it a loop over a dozen arrays needs more overlap checks than LLVM is willing to
 make, and is not vectorised.
 """
-# mypy: disable-error-code="no-untyped-def,no-untyped-call,attr-defined"
 
 from __future__ import annotations
 
