@@ -42,8 +42,9 @@ def test_a_cell_may_give_a_view_of_one_number(function, compilation):
 @pytest.mark.parametrize("product", [torch.vdot, torch.dot, torch.inner])
 def test_products_of_vectors_of_16_bits(product, compilation):
     weight = nn.Parameter(torch.randn(6).bfloat16())
-    like_torch(lambda x: product(x, weight), X.bfloat16(), parameters=[weight])
-    like_torch(edbatch.cell(lambda x: product(weight, x)), X.bfloat16(), parameters=[weight])
+    x = X.bfloat16().requires_grad_()
+    like_torch(lambda x: product(x, weight), x, parameters=[weight])
+    like_torch(edbatch.cell(lambda x: product(weight, x)), x, parameters=[weight])
 
 
 # ---- indices

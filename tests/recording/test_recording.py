@@ -1,6 +1,7 @@
 """Recording: torch functions, operators, methods, modules, indexing, numbers, long chains."""
 
 import functools
+import sys
 
 import numpy as np
 import pytest
@@ -112,7 +113,12 @@ def test_numbers_in_arithmetic_are_data():
     assert batched.stats.num_types == 1
     halves = X.to(torch.bfloat16)
     assert batched(halves, [1.5] * 4).dtype == torch.bfloat16
-    assert torch.equal(batched(halves, [0.1, 0.3, 0.7, 0.9]), batched.one_by_one(halves, [0.1, 0.3, 0.7, 0.9]))
+    weights = [0.1, 0.3, 0.7, 0.9]
+    assert torch.equal(batched(halves, weights), batched.one_by_one(halves, weights))
+    halves.requires_grad_()
+    ours, theirs = (torch.autograd.grad(run(halves, weights).sum(), halves) for run in (batched, batched.one_by_one))
+    assert ours[0].dtype == torch.bfloat16
+    assert torch.equal(*ours, *theirs)
     assert batched(X.long(), [1.5] * 4).dtype == torch.get_default_dtype()
     assert batched(X.int(), [2] * 4).dtype == torch.int32
 
@@ -155,6 +161,19 @@ def test_numpy_numbers():
     assert torch.equal(batched.one_by_one(np.array([1, 4, 0])), embedding.weight[[1, 4, 0]])
 
 
+def deepest_call(function):
+    """How large its number may be before Python says that recursion is too deep."""
+    works, fails = 0, sys.getrecursionlimit()
+    while fails - works > 1:
+        n = (works + fails) // 2
+        try:
+            function(n)
+            works = n
+        except RecursionError:
+            fails = n
+    return works
+
+
 def test_recursion_is_as_deep_as_without():
     class Chain(nn.Module):
         def __init__(self):
@@ -166,8 +185,10 @@ def test_recursion_is_as_deep_as_without():
 
     chain = Chain()
     with torch.no_grad():
-        edbatch.batch(chain)([200])
-        chain(200)
+        deepest = deepest_call(chain)
+        assert deepest > 100
+        ours = edbatch.batch(chain)([deepest, 3])
+        torch.testing.assert_close(ours, torch.stack([chain(deepest), chain(3)]))
 
 
 class Doubling(torch.autograd.Function):

@@ -47,6 +47,10 @@ def test_dtypes_that_kernels_do_not_know_run_as_torch_ops(compiled, dtype):
     batched = edbatch.batch(edbatch.cell(lambda x: x * 2 + x))
     assert torch.equal(batched(x), x * 2 + x)
     assert the_cell(batched).infer.kernels == ()
+    if dtype.is_floating_point:
+        x.requires_grad_()
+        (gradient,) = torch.autograd.grad(batched(x).sum(), x)
+        assert torch.equal(gradient, torch.full_like(x, 3))
 
 
 def test_bfloat16_inside_a_float32_cell(compiled):

@@ -57,7 +57,13 @@ def test_save_and_load():
     file = io.BytesIO()
     torch.save(marked.state_dict(), file)
     file.seek(0)
-    nn.Linear(3, 2).load_state_dict(torch.load(file))
+    plain = nn.Linear(3, 2)
+    assert not torch.equal(plain(X), marked(X))
+    plain.load_state_dict(torch.load(file))
+    assert torch.equal(plain(X), marked(X))
+    other = edbatch.cell(nn.Linear(3, 2))
+    other.load_state_dict(plain.state_dict())
+    assert torch.equal(edbatch.batch(other)(X), edbatch.batch(marked)(X))
 
 
 def test_numbers_are_tensors_batched_or_not():
