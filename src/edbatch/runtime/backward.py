@@ -116,7 +116,7 @@ def _reached(execution: Execution, groups: list[Group], grads: Sequence[Tensor |
 def _gradient_arenas(execution: Execution, lease: Lease, groups: list[Group]) -> tuple[list[Tensor | None], np.ndarray]:
     """Memory beside every arena in which some value needs a gradient: zeros, but for rows that are written once.
 
-    Returns also whether the gradients of a batch's operand are added or stored; see `planning/gradient_rows`.
+    Returns also whether the gradients of a batch's operand are added or stored; see `layout/gradient_rows`.
     """
     plan = execution.plan
     assert execution.needs is not None

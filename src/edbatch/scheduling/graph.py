@@ -39,7 +39,7 @@ class Graph:
     type_names: tuple[Hashable, ...]
 
     def __post_init__(self) -> None:
-        # One dtype per field, so that every kernel is compiled once.
+        # One dtype per field, so that every loop is compiled once.
         object.__setattr__(self, "types", np.ascontiguousarray(self.types, np.int32))
         object.__setattr__(self, "inputs", np.ascontiguousarray(self.inputs, np.int64))
         object.__setattr__(self, "offsets", np.ascontiguousarray(self.offsets, np.int64))

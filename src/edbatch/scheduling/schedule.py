@@ -43,7 +43,7 @@ class Schedule:
     unseen_states: int = 0  # how often a learned policy did not know the state and followed its rule
 
     def __post_init__(self) -> None:
-        # Contiguous and of one dtype per field, so that kernels over schedules are compiled once.
+        # Contiguous and of one dtype per field, so that loops over schedules are compiled once.
         object.__setattr__(self, "order", np.ascontiguousarray(self.order, np.int64))
         object.__setattr__(self, "starts", np.ascontiguousarray(self.starts, np.int64))
         object.__setattr__(self, "batch_types", np.ascontiguousarray(self.batch_types, np.int32))

@@ -3,9 +3,9 @@
 In: a function of one example's tensors and the specs of its arguments. Out: a `Captured`: a joint body (forward and
 gradients), the real tensors found inside (parameters, buffers, closures), and the tree of results.
 
-A dispatch mode records the ops (`record`), a torch-function mode lends stand-ins for the real tensors (`lend`), and
-autograd itself derives the backward ops, so custom autograd functions, `detach` and `no_grad` keep their meaning. A
-body that writes in place is traced again through torch's functionalization.
+A dispatch mode records the ops (`op_recorder`), a torch-function mode lends stand-ins for the real tensors
+(`stand_ins`), and autograd itself derives the backward ops, so custom autograd functions, `detach` and `no_grad` keep
+their meaning. A body that writes in place is traced again through torch's functionalization.
 """
 
 from __future__ import annotations

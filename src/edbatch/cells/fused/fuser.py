@@ -3,7 +3,7 @@
 In: a body and a `Program`. Out: a `Fused`: a function that, bound to the memory of one mini-batch, launches batch b.
 
 Ops fall into phases, see `phases`. Kernel p stores what the torch ops of phase p read, and every result that is known
-by then; products run together, see `fused_products`. Operands are gathered inside the kernels, row by row; results and
+by then; products run together, see `products`. Operands are gathered inside the kernels, row by row; results and
 saved values are written where they belong; gradients of operands are added to the rows they came from, or stored there.
 """
 

@@ -1,7 +1,7 @@
 """Calls of torch functions whose signature a recording has seen, by a short cut past `Parts`.
 
 The keys must be the ones that `Parts` builds. What needs a closer look gives None and goes the long way. Calls of cells
-have a short cut of their own, in C: `known_calls`.
+have a short cut of their own, in C: `fast_cells`.
 """
 
 from __future__ import annotations

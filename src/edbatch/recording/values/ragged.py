@@ -1,7 +1,7 @@
 """Rows: a stack of any number of values of one kind, whose type does not depend on how many there are.
 
 `torch.stack` of lazy values is `Rows`, at first only a list of them. `materialise` lets them lie side by side in
-memory, `dense` makes them one value of a fixed length. What torch functions do with them: see `row_functions`.
+memory, `dense` makes them one value of a fixed length. What torch functions do with them: see `ragged_functions`.
 """
 
 from __future__ import annotations
