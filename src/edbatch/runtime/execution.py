@@ -26,7 +26,6 @@ from edbatch.runtime.plan import Plan
 from edbatch.runtime.row_loops import copy_rows
 from edbatch.spec import Spec
 
-
 PLAIN = (Tensor, torch.nn.Parameter)
 
 
