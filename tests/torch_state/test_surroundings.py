@@ -1,12 +1,15 @@
 """Changes for a while that are taken back, whatever interrupts."""
 
 import gc
+import threading
 import types
 from contextvars import ContextVar
 
 import pytest
 import torch
+from torch import nn
 
+import edbatch
 from edbatch.torch_state import inside_in_python, surroundings
 from edbatch.torch_state.surroundings import Made, Scope, Stay, Surroundings, Undrawn, inside
 
@@ -232,3 +235,27 @@ def test_numbers_drawn_inside_are_drawn_again():
     generator = torch.Generator()
     drawn = [inside((Undrawn(generator),), torch.rand, 3, generator=generator) for _ in range(2)]
     assert torch.equal(*drawn)
+
+
+class Slow(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+
+    def forward(self, x):
+        self.begun.set()
+        self.go_on.wait(20)
+        return self.linear(x)
+
+
+def test_hooks_see_calls_of_other_threads_while_a_cell_is_run_to_learn_its_shapes():
+    cell, seen = edbatch.cell(Slow()), []
+    cell.linear.register_forward_hook(lambda *_: seen.append(threading.current_thread().name))
+    other = threading.Thread(target=lambda: edbatch.batch(cell)(torch.ones(2, 3)), name="other")
+    other.start()
+    assert cell.begun.wait(20)
+    cell.linear(torch.ones(3))
+    cell.go_on.set()
+    other.join()
+    assert seen == [threading.current_thread().name, "other", "other"]

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from edbatch.errors import RecordingError
 from edbatch.recording.calls.fast_cells import ModuleCall, signature_of
 from edbatch.recording.calls.fast_functions import known
-from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop
+from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop, unhooked
 from edbatch.recording.program.module_watch import same_items
 from edbatch.recording.recorder import Recorder
 from edbatch.recording.values.lazy import Lazy
@@ -57,7 +57,7 @@ def _recording_call(original: Callable[..., Any]) -> Any:
             return call_module(recorder, module, args, kwargs)
         if plain_loop.get() and is_leaf(module):  # in a plain loop torch's leaf modules take numbers as when batched
             args, kwargs = numbers_to_tensors(module, args, kwargs)
-        return original(module, *args, **kwargs)
+        return module.forward(*args, **kwargs) if unhooked.get() else original(module, *args, **kwargs)
 
     return ModuleCall(active, call)
 

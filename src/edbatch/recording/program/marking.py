@@ -50,6 +50,8 @@ ROW_WISE = (
 # What this thread records into, and whether it runs a plain loop over examples.
 active: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 plain_loop: ContextVar[bool] = ContextVar("plain_loop", default=False)
+# Whether this thread runs a cell only to learn its shapes, which hooks of modules do not see.
+unhooked: ContextVar[bool] = ContextVar("unhooked", default=False)
 
 
 @dataclass(frozen=True)

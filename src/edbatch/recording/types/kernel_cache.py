@@ -20,12 +20,13 @@ from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel, Mask
 from edbatch.errors import CaptureError, EdbatchError, GradientError, RecordingError
 from edbatch.recording.program.attributes import Same
-from edbatch.recording.program.marking import CellFunction, CellOptions, options_of, static_positions
-from edbatch.recording.program.module_watch import Watch, hook_tables, hooks_of, state_of
+from edbatch.recording.program.marking import CellFunction, CellOptions, options_of, static_positions, unhooked
+from edbatch.recording.program.module_watch import Watch, hooks_of, state_of
 from edbatch.recording.program.paths import Paths
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
 from edbatch.torch_state.belongings import Belongings
+from edbatch.torch_state.hooks import hooked
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 from edbatch.torch_state.surroundings import Made, Surroundings, has_grad, inside
 
@@ -180,7 +181,7 @@ def _capture(
         grad = Context.current().grad
         make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
         undisturbed = _Undisturbed(cell.modules if cell is not None else ())
-        contexts = Surroundings(), Made(torch._C._InferenceMode, False), undisturbed
+        contexts = Surroundings(unhooked), hooked(), Made(torch._C._InferenceMode, False), undisturbed
         return inside(contexts, lambda: undisturbed.run(make))
 
     def compiled(constant: tuple[int, ...]) -> CompiledCell:
@@ -247,17 +248,14 @@ class _Undisturbed:
 
     def __init__(self, modules: Sequence[nn.Module]):
         self._modules = modules
-        self._tables = [table for module in modules for table in hook_tables(module)]
         self._buffers = buffers_of(modules)
 
     def __enter__(self) -> None:
         self._before = Belongings(self._modules)
-        self._hooks = [dict(table) for table in self._tables]
         self._values = [buffer.clone() for buffer in self._buffers]
 
     def run(self, function: Callable[[], EagerKernel]) -> EagerKernel:
-        for table in self._tables:
-            table.clear()
+        unhooked.set(True)
         kernel = function()
         has_changed = bool(self._before.put_back() or kernel.changes)
         kernel.is_ordered = has_changed or (kernel.reason == HOOKS and bool(self._buffers))  # which hooks may write
@@ -265,8 +263,6 @@ class _Undisturbed:
 
     def __exit__(self, *error: Any) -> None:
         self._before.put_back()
-        for table, before in zip(self._tables, self._hooks, strict=True):
-            table.update(before)
         with torch.no_grad():
             for buffer, value in zip(self._buffers, self._values, strict=True):
                 is_same = buffer.layout is torch.strided and torch.equal(buffer, value)
