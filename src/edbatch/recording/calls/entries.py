@@ -19,7 +19,7 @@ from edbatch.cells.kernel import Kernel
 from edbatch.errors import RecordingError
 from edbatch.layout.layout import REF, Slot
 from edbatch.recording.calls.signature import Parts, calling
-from edbatch.recording.program.marking import active, plain_loop
+from edbatch.recording.program.marking import active, plain_loop, unhooked
 from edbatch.recording.types.kernel_cache import Cell, Context
 from edbatch.recording.types.type_set import NodeType
 from edbatch.recording.values.lazy import Kind, Lazy, lazy, rows_of
@@ -30,8 +30,13 @@ from edbatch.torch_state.surroundings import Surroundings, Undrawn, inside
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
-module_call = nn.Module.__call__
+_CALL = nn.Module.__call__
 VIEWING: list[Any] = []  # functions of our own whose results are views of their first operand in torch
+
+
+def module_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """The call of a cell, with its hooks; without them where it runs only to learn its shapes."""
+    return module.forward(*args, **kwargs) if unhooked.get() else _CALL(module, *args, **kwargs)
 
 
 class Signature(NamedTuple):
