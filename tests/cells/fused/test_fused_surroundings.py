@@ -13,6 +13,7 @@ from fused_kernels import DIM, ROWS, Node, fused_cells, rows
 
 import edbatch
 from edbatch.storage.cache_folder import cache_folder
+from edbatch.storage.loops import ROOMS
 
 
 def node_and_rows(number=ROWS, dtype=torch.float32):
@@ -65,8 +66,9 @@ def settings(tmp_path):
     """Of a process with a cache of its own, in which planning is compiled already if it is in that of the tests."""
     folder, known = tmp_path / "cache" / "compiled", cache_folder()
     folder.mkdir(parents=True)
-    for path in known.path.glob("edbatch.planning.*") if known else ():
-        shutil.copy(path, folder)
+    for room in ROOMS if known else ():
+        for path in known.path.glob(f"edbatch.{room}.*"):
+            shutil.copy(path, folder)
     return {"EDBATCH_CACHE": str(folder.parent)}
 
 
