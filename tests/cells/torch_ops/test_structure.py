@@ -6,7 +6,6 @@ import torch
 from one_by_one import assert_equal, compiled
 from torch import nn
 
-from edbatch.cells.body.simplify import simplify
 from edbatch.cells.torch_ops.across import sum_of_products
 
 
@@ -73,24 +72,6 @@ def test_embedding_gradient_is_one_scatter_for_all_rows():
     training = cell.training((False,), (True,), (True,))
     assert "embedding_dense_backward" in training.programs[2].source
     assert "vmap" not in training.source
-
-
-def test_dead_and_repeated_ops_are_gone():
-    def body(x):
-        torch.exp(x)
-        return x.sigmoid() * x.sigmoid() + x.clone().detach().clone() * 0
-
-    cell = compiled(body, [(torch.randn(3),)])
-    names = [op.name for op in cell.body.ops]
-    assert names.count("sigmoid.default") == 1
-    assert "exp.default" not in names
-    assert "clone.default" not in names
-    assert simplify(cell.body) == cell.body
-
-
-def test_random_ops_are_not_merged():
-    cell = compiled(lambda x: torch.rand(3) - torch.rand(3), [(torch.randn(3),)])
-    assert [op.name for op in cell.body.ops].count("rand.default") == 2
 
 
 def test_in_place_reuse_does_not_overwrite_what_is_read_later():
