@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
+from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
 _SHORT = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -50,6 +52,29 @@ class Spec:
 def is_tensor(value: Any) -> bool:
     """Whether a value is a tensor that exists; `isinstance` says so of lazy values too."""
     return issubclass(type(value), torch.Tensor)
+
+
+def own_rules(tensor: torch.Tensor) -> str | None:
+    """The name of a tensor's class if that computes in a way of its own; None of those that are only named so."""
+    kind = type(tensor)
+    if kind is torch.Tensor or not _has_own_rules(kind) or hasattr(tensor, "fake_mode"):  # fake ones: see `execution`
+        return None
+    return kind.__name__
+
+
+@cache
+def _has_own_rules(kind: type[torch.Tensor]) -> bool:
+    if issubclass(kind, UninitializedTensorMixin):
+        return False  # which torch speaks of
+    function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
+    usual = vars(torch.Tensor)["__torch_function__"].__func__, torch._C._disabled_torch_function_impl
+    return function not in usual or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+
+
+OWN_RULES = (
+    "computes by rules of its own (__torch_function__ or __torch_dispatch__), which values that are batched do not "
+    "follow; give a plain tensor, by tensor.as_subclass(torch.Tensor) for example"
+)
 
 
 def float_bits(value: float) -> int:

@@ -18,7 +18,7 @@ from edbatch.cells.capture.in_place import is_in_place
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.kernel import Mask, Take
 from edbatch.errors import BatchError, GradientError, InPlaceError, RecordingError
-from edbatch.spec import Spec
+from edbatch.spec import OWN_RULES, Spec, own_rules
 from edbatch.torch_state.surroundings import inside, undrawn
 
 _is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
@@ -173,6 +173,9 @@ class EagerKernel:
             raise RecordingError(
                 "a cell marked batched=True must return tensors whose first dimension is that of its operands"
             )
+        special = next(filter(None, map(own_rules, values)), None)
+        if special is not None:
+            raise RecordingError(f"{name} returns a tensor of class {special}, which {OWN_RULES}")
         self.outputs = tuple(Spec(tuple(v.shape[len(lead) :]), v.dtype, v.device) for v in values)
         self.views = tuple(_shared_with(v, given, values) for v in values)
         known = {id(p): p for p in parameters if p.requires_grad}

@@ -39,7 +39,7 @@ from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Rows, lazy, le
 from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
-from edbatch.spec import Spec, is_tensor
+from edbatch.spec import OWN_RULES, Spec, is_tensor, own_rules
 
 # What these give of a parameter does not change as long as its module is the same.
 METADATA = {
@@ -132,6 +132,8 @@ class Recorder:
         if known is None:
             with torch._C.DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
                 spec, memory = Spec.of(tensor), memory_of(tensor)
+                if (special := own_rules(tensor)) is not None:
+                    raise RecordingError(f"a tensor of class {special} {OWN_RULES}")
                 if tensor.layout is not torch.strided:
                     raise RecordingError(
                         f"a tensor of layout {tensor.layout} is a value of an example, but values are rows of dense "

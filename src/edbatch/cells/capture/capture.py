@@ -35,7 +35,7 @@ from edbatch.cells.capture.fake import FakeMode
 from edbatch.cells.capture.op_recorder import InPlace, Recorder
 from edbatch.cells.capture.stand_ins import Lend, Unassigned, lend_applied
 from edbatch.errors import CaptureError, RecordingError
-from edbatch.spec import Spec, is_tensor
+from edbatch.spec import Spec, is_tensor, own_rules
 from edbatch.torch_state.hooks import applying, hooked
 from edbatch.torch_state.surroundings import (
     Made,
@@ -126,6 +126,8 @@ class _Trace:
         if id(tensor) not in self.stand_ins:
             if tensor.layout is not torch.strided:
                 raise CaptureError(f"a tensor of layout {tensor.layout} is used inside")
+            if (special := own_rules(tensor)) is not None:
+                raise CaptureError(f"a tensor of class {special} is used inside, which computes by rules of its own")
             made = self.input("shared", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
             self.shared.append(made)
             self.stand_ins[id(tensor)] = made

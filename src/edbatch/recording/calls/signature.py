@@ -22,7 +22,7 @@ from edbatch.layout.layout import Slot
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.values.lazy import Kind, Lazy, Rows
 from edbatch.recording.values.ragged import materialise
-from edbatch.spec import Spec, float_bits
+from edbatch.spec import OWN_RULES, Spec, float_bits, own_rules
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
@@ -127,6 +127,8 @@ class Parts:
     def _shared(self, value: torch.Tensor) -> Shared:
         position = next((i for i, t in enumerate(self.shared) if t is value), len(self.shared))
         if position == len(self.shared):
+            if (special := own_rules(value)) is not None:
+                raise RecordingError(f"a tensor of class {special} {OWN_RULES}")
             self.shared.append(value)
         self.key.append(id(value))
         return Shared(position)
