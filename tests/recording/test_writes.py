@@ -421,3 +421,17 @@ def test_two_calls_with_a_table_that_its_lookups_normalise_before_one_backward()
     sum((plain(i) * x).sum() for _ in range(2) for x, i in zip(X, numbers, strict=True)).backward()
     torch.testing.assert_close(table.weight.grad, plain.weight.grad)
     torch.testing.assert_close(table.weight, plain.weight)
+
+
+def test_rows_and_a_value_of_fixed_length_are_not_written_into_one_another():
+    table = nn.Embedding(5, 3, dtype=torch.float64)
+
+    def model(x, numbers):
+        rows = torch.stack([x, x * 2])
+        rows += table(numbers)
+        return rows
+
+    columns = X, torch.randint(5, (4, 2))
+    with pytest.raises(InPlaceError, match=r"x = x \+ y"):
+        edbatch.batch(model)(*columns)
+    like_torch(lambda x, numbers: torch.stack([x, x * 2]) + table(numbers), *columns, parameters=[table.weight])

@@ -43,6 +43,11 @@ def record(recorder: Recorder, entry: Entry, parts: Parts, length: int | None) -
 def write(recorder: Recorder, value: Lazy, result: Any) -> Lazy:
     """`value += …` and the like: from now on the value is the result."""
     is_like = type(result) is Rows if type(value) is Rows else isinstance(result, Lazy) and type(result) is not Rows
+    if not is_like and isinstance(result, Lazy) and (result.shape, result.dtype) == (value.shape, value.dtype):
+        raise InPlaceError(
+            "rows of torch.stack and a value of a fixed number of rows are written into one another, which are kept "
+            "differently; write x = x + y instead of x += y"
+        )
     if not is_like or result.shape != value.shape or result.dtype != value.dtype:
         raise InPlaceError(
             f"a value of shape {list(value.shape)} and {value.dtype} was written in place, but the result has shape "
