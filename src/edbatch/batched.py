@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from edbatch.cells.kernel import Compiling
 from edbatch.errors import BatchError
 from edbatch.inspection.explain import explain
 from edbatch.pipeline import Pipeline, zip_columns
@@ -15,7 +16,6 @@ from edbatch.recording.interception import one_by_one
 from edbatch.recording.program.marking import active, plain_loop
 from edbatch.recording.results import STACKS, Results
 from edbatch.recording.values.refusals import refuse_transforms
-from edbatch.runtime.compilation import Compiling
 from edbatch.scheduling import policies
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from edbatch.cells.kernel import Kernel
+from edbatch.cells.kernel import Compiling, Kernel
 from edbatch.errors import BatchError, LeakedValueError
 from edbatch.recording.calls.names import Names
 from edbatch.recording.interception import Shortcuts, recording
@@ -42,7 +42,7 @@ from edbatch.replay.known_examples import KnownExamples
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
-from edbatch.runtime.compilation import Compiling, compile_plan
+from edbatch.runtime.compilation import compile_plan
 from edbatch.runtime.execution import Execution
 from edbatch.runtime.needs import Needs, find_needs, with_wanted_gradients
 from edbatch.runtime.plan import Plan, make_plan

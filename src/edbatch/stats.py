@@ -12,25 +12,36 @@ from edbatch.layout.layout import Ints
 from edbatch.runtime.plan import Plan
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
+from edbatch.storage.compile_time import seconds_compiling
+
+STAGES = ("record", "rewrite", "schedule", "plan", "compile", "run", "backward")
 
 
 class Stopwatch:
-    """Seconds by stage: `with watch("run"): …`; a stage may come again, but not inside another."""
+    """Seconds by stage: `with watch("run"): …`; a stage may come again, but not inside another.
+
+    Machine code that a stage had to compile or to load first counts as compilation.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
-        self._stage, self._begin = "", 0.0
+        self._stage, self._begin, self._compiling = "", 0.0, 0.0
 
     def __call__(self, stage: str) -> Stopwatch:
         self._stage = stage
         return self
 
     def __enter__(self) -> None:
-        self._begin = time.perf_counter()
+        self._begin, self._compiling = time.perf_counter(), seconds_compiling()
 
     def __exit__(self, *_: object) -> None:
-        seconds = time.perf_counter() - self._begin
-        self.seconds[self._stage] = self.seconds.get(self._stage, 0.0) + seconds
+        compiling = seconds_compiling() - self._compiling
+        self._add(self._stage, time.perf_counter() - self._begin - compiling)
+        if compiling:
+            self._add("compile", compiling)
+
+    def _add(self, stage: str, seconds: float) -> None:
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,8 @@ class Stats:
 
     def costs(self) -> list[str]:
         """What was copied, and the time of each stage: indented lines of text."""
-        stages = ", ".join(f"{stage} {1e3 * seconds:.2f} ms" for stage, seconds in self.seconds.items())
+        times = [(stage, self.seconds[stage]) for stage in STAGES if stage in self.seconds]
+        stages = ", ".join(f"{stage} {1e3 * seconds:.2f} ms" for stage, seconds in times)
         return [
             f"  operands: {self.views} views, {self.gathers} gathers ({_bytes(self.bytes_copied)} copied); arenas "
             f"{_bytes(self.peak_bytes)}",

@@ -5,6 +5,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 import edbatch
+from edbatch.cells.compiled import CompiledCell
 
 DIM, ROWS = 6, 5
 
@@ -20,7 +21,8 @@ def rows(*shape, dtype=torch.float64, grad=True, number=ROWS):
 
 def fused_cells(batched):
     """The fused forms that the last call used."""
-    return [f for kernel in batched.pipeline.kernel_of.values() for f in getattr(kernel, "_fused", {}).values()]
+    kernels = [kernel for kernel in batched.pipeline.kernel_of.values() if isinstance(kernel, CompiledCell)]
+    return [form for kernel in kernels for form in kernel.fused.values() if not form.is_given_up]
 
 
 def the_cell(batched):

@@ -36,10 +36,11 @@ def pieces(count):
 
 
 def run_infer(cell, rows, shared):
-    count = len(rows[0])
-    pro, outs = cell.prologue(shared), [spec.empty(count) for spec in cell.outputs]
+    """Outputs, as torch ops."""
+    count, form = len(rows[0]), cell.torch_ops
+    pro, outs = form.prologue(shared), [spec.empty(count) for spec in cell.outputs]
     for a, b in pieces(count):
-        cell.infer(b - a, batches(rows, a, b), pro, batches(outs, a, b))
+        form.infer.forward.function(b - a, batches(rows, a, b), pro, batches(outs, a, b), [])
     return outs
 
 
@@ -47,23 +48,27 @@ def run_training(cell, training, rows, shared, out_grads):
     """Outputs, row gradients and shared gradients, batch by batch as the runtime does it; unread operands are
     withheld."""
     count = len(rows[0])
-    pro, outs = cell.prologue(shared), [spec.empty(count) for spec in cell.outputs]
+    pro, outs = cell.torch_ops.prologue(shared), [spec.empty(count) for spec in cell.outputs]
     saved, deferred = ([spec.empty(count) for spec in specs] for specs in (training.saved, training.deferred))
     for a, b in pieces(count):
-        training.forward(b - a, batches(rows, a, b), pro, batches(outs, a, b), batches(saved, a, b))
+        training.forward.function(b - a, batches(rows, a, b), pro, batches(outs, a, b), batches(saved, a, b))
     sums, found = {}, []
+    backward, finish = training.split.backward, training.split.finish
     for a, b in reversed(pieces(count)):
-        again = [r if needed else None for r, needed in zip(rows, training.backward_rows, strict=True)]
-        results = [o if needed else None for o, needed in zip(outs, training.backward_outs, strict=True)]
-        grads = [g if needed else None for g, needed in zip(out_grads, training.backward_grads, strict=True)]
-        found.insert(0, training.backward(
+        again, results = withheld(rows, training.backward.rows), withheld(outs, training.backward.outs)
+        grads = withheld(out_grads, backward.reads("out_grads", len(outs)))
+        found.insert(0, training.backward.function(
             b - a, batches(again, a, b), batches(results, a, b), batches(saved, a, b), pro, batches(grads, a, b),
             batches(deferred, a, b), sums,
         ))  # fmt: skip
     row_grads = [None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)]
-    again = [r if needed else None for r, needed in zip(rows, training.finish_rows, strict=True)]
-    results = [o if needed else None for o, needed in zip(outs, training.finish_outs, strict=True)]
+    again = [r if i in training.finish_rows else None for i, r in enumerate(rows)]
+    results = withheld(outs, finish.reads("outs", len(outs)))
     return outs, row_grads, training.finish(count, again, results, saved, pro, out_grads, deferred, sums)
+
+
+def withheld(values, are_read):
+    return [value if is_read else None for value, is_read in zip(values, are_read, strict=True)]
 
 
 def autograd(function, examples, shared, wanted, out_grads):
@@ -112,7 +117,7 @@ def assert_equal(function, examples, shared=(), tolerance=1e-9, masks=None):
     close(run_infer(cell, rows, given), outs, tolerance)
     with torch.inference_mode():
         close(run_infer(cell, rows, given), outs, tolerance)
-    training = cell.training(need_rows, need_shared, need_outs)
+    training = cell.torch_ops.training(need_rows, need_shared, need_outs)
     ours = run_training(cell, training, rows, given, out_grads)
     close(ours[0], outs, tolerance)
     for found, wanted, need in ((ours[1], row_grads, need_rows), (ours[2], shared_grads, need_shared)):

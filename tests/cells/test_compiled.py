@@ -40,10 +40,10 @@ def test_only_wanted_gradients(masks):
 
 def test_absent_tangents_leave_no_trace():
     cell = compiled(lambda x, y: (x.tanh() + y, x.sigmoid()), [bodies.reals(4, 4)()])
-    training = cell.training((True, True), (), (True, False))
-    assert training.backward_grads == (True, False)
-    assert "sigmoid_backward" not in training.source
-    assert "full" not in training.source
+    training = cell.torch_ops.training((True, True), (), (True, False))
+    assert training.split.backward.read("out_grads") == {0}
+    assert "sigmoid_backward" not in cell.source
+    assert "full" not in cell.source
 
 
 @pytest.mark.usefixtures("double")
@@ -60,7 +60,7 @@ def test_rows_may_be_strided_views():
     cell = compiled(module, [bodies.reals(4, 4, 4, 4)()])
     wide = [torch.randn(5, 8) for _ in range(4)]
     strided, dense = [w[:, ::2] for w in wide], [w[:, ::2].contiguous() for w in wide]
-    training = cell.training((True,) * 4, cell.can_train, (True, True))
+    training = cell.torch_ops.training((True,) * 4, cell.can_train, (True, True))
     grads = [torch.randn(8, 5).t()[:, :4], torch.randn(4).expand(5, 4)]
     ours, theirs = (run_training(cell, training, rows, cell.bound, grads) for rows in (strided, dense))
     for a, b in zip(ours, theirs, strict=True):
@@ -138,7 +138,7 @@ def test_autocast_of_the_caller_counts():
         cell = compiled(module, [(torch.randn(8),)])
     assert cell.outputs[0].dtype == torch.bfloat16
     rows = [torch.randn(5, 8)]
-    training = cell.training((True,), cell.can_train, (True,))
+    training = cell.torch_ops.training((True,), cell.can_train, (True,))
     grads = torch.randn(5, 8).to(torch.bfloat16)
     outs, row_grads, shared_grads = run_training(cell, training, rows, cell.bound, [grads])
     assert [g.dtype for g in (*row_grads, *shared_grads)] == [torch.float32] * 3
@@ -154,7 +154,7 @@ def test_autocast_of_the_caller_counts():
 def test_dropout_draws_for_every_row():
     cell = compiled(lambda x: F.dropout(x, 0.25), [(torch.ones(400),)])
     rows, grads = [torch.ones(6, 400)], [torch.ones(6, 400)]
-    training = cell.training((True,), (), (True,))
+    training = cell.torch_ops.training((True,), (), (True,))
     (out,), (grad,), _ = run_training(cell, training, rows, (), grads)
     torch.testing.assert_close(out.unique(), torch.tensor([0.0, 4 / 3]))
     assert (out == 0).float().mean().item() == pytest.approx(0.25, abs=0.05)
@@ -172,8 +172,8 @@ def test_noise_differs_between_rows():
 
 def test_sparse_embedding_gives_a_sparse_gradient():
     module = nn.Embedding(7, 4, sparse=True)
-    _, training = assert_equal(module, [bodies.with_index()() for _ in range(5)], tolerance=1e-6)
-    assert "sparse_rows" in training.source
+    cell, _ = assert_equal(module, [bodies.with_index()() for _ in range(5)], tolerance=1e-6)
+    assert "sparse_rows" in cell.source
 
 
 def test_non_contiguous_weights():
@@ -195,10 +195,13 @@ def test_programs_run_under_fake_tensors():
                 name="cell",
             )
             outs = [torch.empty(4, 2, device="cuda")]
-            cell.infer(4, [torch.empty(4, 3, device="cuda")], cell.prologue(cell.bound), outs)
+            pro, infer = cell.torch_ops.prologue(cell.bound), cell.torch_ops.infer.forward.function
+            infer(4, [torch.empty(4, 3, device="cuda")], pro, outs, [])
     assert (outs[0].shape, outs[0].device.type) == ((4, 2), "cuda")
 
 
 def test_trainings_are_kept():
     cell = compiled(nn.Linear(3, 2), [(torch.randn(3),)])
-    assert cell.training((True,), (True, True), (True,)) is cell.training((True,), (True, True), (True,))
+    assert cell.torch_ops.training((True,), (True, True), (True,)) is cell.torch_ops.training(
+        (True,), (True, True), (True,)
+    )

@@ -164,7 +164,7 @@ def test_plan_is_for_people():
         "%18 = addmm.default(shared %5, (%0 %2), shared %17) : f32[1,4]", "%20 = sigmoid.default(%18) : f32[4]",
         "addmm.default × 3 → ", "one product with stacked weights: stacked, copy of %0, %2, stacked",
         "values in memory:", "without planning: 7, 352 bytes: ", "with planning: 2, 80 bytes: (%0, %2)",
-        "with inputs gathered side by side: 0, 0 bytes", "def infer(B, rows, pro, outs):",
+        "with inputs gathered side by side: 0, 0 bytes", "def infer(B, rows, pro, outs, saved):",
     ):  # fmt: skip
         assert part in text
     assert repr(plan_of(cell)) == "CellPlan(TreeLSTM-internal: 17 ops, 9 batches, 7 → 2 → 0 copies)"

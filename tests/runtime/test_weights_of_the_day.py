@@ -78,8 +78,8 @@ def test_weights_are_stacked(compiled):
     kernels = list(batched.pipeline.kernel_of.values())
     assert len(kernels) == PARTS
     for kernel in kernels:
-        (fused,) = kernel._fused.values()
-        assert fused.infer.source.count("mm(") == 1
+        (fused,) = kernel.fused.values()
+        assert fused.infer.forward.source.count("mm(") == 1
         with torch.no_grad():
             assert [tuple(t.shape) for t in fused.prologue(kernel.bound)].count((DIM, 3 * DIM)) == 1
 

@@ -6,81 +6,20 @@ One by one where nothing else is right, or once on stacked rows (`batched=True`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from edbatch.cells.capture.in_place import is_in_place
 from edbatch.cells.capture.modes import Modes
-from edbatch.cells.kernel import Mask, Take
-from edbatch.errors import BatchError, GradientError, InPlaceError, RecordingError
+from edbatch.cells.eager_programs import Calls, EagerInference, EagerTraining, as_given
+from edbatch.cells.kernel import Compiling, Form, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.touched import Rehearsal, is_wrapped
+from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
 from edbatch.torch_state.surroundings import inside, undrawn
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
-
-
-class _Touched(TorchFunctionMode):
-    """Collects the tensors with gradient that a function touches beside its arguments, and those that it writes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tensors: dict[int, Tensor] = {}
-        self.written: dict[int, Tensor] = {}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        first = args[0] if args else None
-        if is_in_place(func) and isinstance(first, Tensor) and first.grad_fn is None and not _is_wrapped(first):
-            self.written[id(first)] = first
-        for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and not _is_wrapped(leaf):
-                self.touch(leaf)
-        return func(*args, **(kwargs or {}))
-
-    def touch(self, tensor: Tensor) -> None:
-        if tensor.is_leaf and tensor.requires_grad and not _is_view_without_grad(tensor):
-            self.tensors[id(tensor)] = tensor
-
-
-def _is_view_without_grad(leaf: Tensor) -> bool:
-    """Whether a leaf is a view that was made under no_grad: it says that it requires a gradient, and none flows."""
-    with torch._C.DisableTorchFunction():
-        return leaf._is_view() and leaf._base is not None and leaf._base.requires_grad
-
-
-class _Rehearsal(_Touched):
-    """What is written into any tensor meanwhile, as an embedding with `max_norm` does, is taken back at the end."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._before: dict[int, tuple[Tensor, Tensor, int]] = {}
-
-    def touch(self, tensor: Tensor) -> None:
-        super().touch(tensor)
-        with torch._C.DisableTorchFunction():  # else a recorder would see it
-            if id(tensor) not in self._before and tensor.layout is torch.strided and not tensor.is_inference():
-                self._before[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
-
-    def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)  # type: ignore[no-untyped-call]
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            for tensor, value, version in self._before.values():
-                if tensor._version != version:
-                    self.written[id(tensor)] = tensor
-                    if tensor.shape == value.shape:
-                        tensor.copy_(value)
-
-
-@dataclass
-class _Calls:
-    """The autograd graphs of one mini-batch, batch by batch."""
-
-    shared: Sequence[Tensor]
-    graphs: list[list[tuple[list[Tensor], list[Tensor]]]] = field(default_factory=list)
 
 
 def _example(spec: Spec, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
@@ -93,21 +32,13 @@ def _example(spec: Spec, lead: tuple[int, ...], generator: torch.Generator) -> T
     return torch.empty((*lead, *spec.shape), dtype=spec.dtype).uniform_(0.1, 1.0, generator=generator).to(spec.device)
 
 
-def _given(tensor: Tensor, needs_grad: bool) -> Tensor:
-    """A tensor that a cell may write in place, which a leaf that requires a gradient does not allow."""
-    if not needs_grad or not tensor.is_floating_point():
-        return tensor
-    with torch.enable_grad():
-        return tensor.requires_grad_().clone()
-
-
 def _place(leaf: Tensor, given: Sequence[Tensor]) -> int | None:
     return next((i for i, t in enumerate(given) if t is leaf), None)
 
 
 def _shared_with(value: Tensor, given: Sequence[Tensor], values: Sequence[Tensor]) -> frozenset[int]:
     """The arguments whose memory a result shares; -1 for that of another result."""
-    if _is_wrapped(value) or value.layout is not torch.strided:
+    if is_wrapped(value) or value.layout is not torch.strided:
         return frozenset({-1})
     memory = value.untyped_storage()._cdata
     found = {i for i, t in enumerate(given) if t.untyped_storage()._cdata == memory}
@@ -140,6 +71,8 @@ class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
     is_current = True
+    is_pure = False  # its prologue holds the graphs of a call
+    wanting = None
     is_ordered = False  # it changes what its next call reads: calls keep their order
     ordered: Any = None  # the same with turns, see `in_order`
     writes: tuple[int, ...] = ()
@@ -184,12 +117,12 @@ class EagerKernel:
 
     def _rehearse(
         self, rows: tuple[Spec, ...], shared: tuple[Spec, ...], lead: tuple[int, ...]
-    ) -> tuple[list[Tensor], Any, _Rehearsal]:
+    ) -> tuple[list[Tensor], Any, Rehearsal]:
         """Arguments, what a call with them gives, and the tensors that it touches beside them."""
         generator = torch.Generator().manual_seed(0)  # torch's own is one for all threads
-        given = [_given(_example(spec, lead, generator), self.grad) for spec in rows]
+        given = [as_given(_example(spec, lead, generator), self.grad) for spec in rows]
         others = [_example(spec, (), generator) for spec in shared]
-        with torch.set_grad_enabled(self.grad), _Rehearsal() as touched:
+        with torch.set_grad_enabled(self.grad), Rehearsal() as touched:
             return given, self._run(given, others), touched
 
     def unflatten(self, values: Sequence[Any]) -> Any:
@@ -205,11 +138,11 @@ class EagerKernel:
         need = any(need_rows) or any(need_shared)
         return tuple(need and spec.is_float for spec in self.outputs)
 
-    def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> _Calls:
+    def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> Calls:
         """Arguments are leaves of their own here: one may be computed from another, and gradients end at each."""
         given = len(shared) - len(self.bound)
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared[:given]]
-        return _Calls([*leaves, *shared[given:]])
+        return Calls([*leaves, *shared[given:]])
 
     def call(
         self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any
@@ -257,81 +190,21 @@ class EagerKernel:
     def places(self, B: int) -> list[Any]:
         return list(range(B)) if self.reason is not None else [slice(None)]
 
-    def infer(self, B: int, rows: Any, pro: _Calls, outs: Any) -> None:
-        for place in self.places(B):
-            self.call([row[place].clone() for row in rows], pro.shared, outs, place)  # the user may keep them
+    def hoisted(self, recurrent: Mask) -> None:
+        return None
 
-    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> EagerTraining:
-        return EagerTraining(self, need_rows, need_shared, need_outs)
+    def form(self, reads: Reads, compiling: Compiling) -> Form:
+        return self
 
+    def give_up(self) -> Form | None:
+        return None
 
-class EagerTraining:
-    """Keeps one autograd graph per call, and differentiates them in reverse."""
+    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Memory) -> Calls:
+        return self.prologue(shared)
 
-    saved: tuple[Spec, ...] = ()
-    deferred: tuple[Spec, ...] = ()
+    @cached_property
+    def infer(self) -> Programs:
+        return Programs(EagerInference(self))
 
-    def __init__(self, kernel: EagerKernel, need_rows: Mask, need_shared: Mask, need_outs: Mask):
-        self.kernel = kernel
-        self.need_rows, self.need_shared, self.need_outs = need_rows, need_shared, need_outs
-        self.backward_rows = self.finish_rows = (False,) * len(need_rows)
-        self.backward_outs = self.finish_outs = (False,) * len(need_outs)
-
-    def forward(self, B: int, rows: Any, pro: _Calls, outs: Any, saved: Any) -> None:
-        graphs = []
-        allowed = {id(t) for t in pro.shared}
-        for place in self.kernel.places(B):
-            operands = [
-                row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)
-            ]  # arenas change
-            allowed.update(map(id, operands))
-            given = [_given(t, t.requires_grad) for t in operands]
-            with torch.set_grad_enabled(self.kernel.grad), _Touched() as touched:
-                values = self.kernel.call(given, pro.shared, outs, place)
-            if any(key not in allowed for key in touched.tensors):
-                raise RecordingError(
-                    "a cell that runs one by one used a parameter that it had not used before and that is not "
-                    "registered in it; make the cell an nn.Module that owns its parameters"
-                )
-            graphs.append((operands, values))
-        pro.graphs.append(graphs)
-
-    def backward(
-        self, B: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any
-    ) -> Any:
-        at = sums["batch"] = sums.get("batch", len(pro.graphs)) - 1
-        places = self.kernel.places(B)
-        need = [i for i, needed in enumerate(self.need_rows) if needed]
-        shared = [t for t, needed in zip(pro.shared, self.need_shared, strict=True) if needed]
-        total: list[list[Tensor]] = [[] for _ in self.need_rows]
-        for place, (operands, values) in zip(places, pro.graphs[at], strict=True):
-            pairs = [(v, g[place]) for v, g in zip(values, out_grads, strict=True) if g is not None and v.requires_grad]
-            inputs = [*[operands[i] for i in need], *shared]
-            grads: Sequence[Tensor | None] = [None] * len(inputs)
-            if pairs and inputs:
-                grads = self._differentiate(pairs, inputs)
-            for i, g in zip(need, grads, strict=False):
-                total[i].append(torch.zeros_like(operands[i]) if g is None else g)
-            for tensor, g in zip(shared, grads[len(need) :], strict=True):
-                if g is not None:
-                    known = sums.get(id(tensor))
-                    sums[id(tensor)] = g if known is None else known + g
-        join = torch.stack if self.kernel.reason is not None else lambda grads: grads[0]
-        return [join(grads) if grads else None for grads in total]
-
-    def _differentiate(self, pairs: Sequence[tuple[Tensor, Tensor]], inputs: Sequence[Tensor]) -> Any:
-        values, grads = zip(*pairs, strict=True)
-        try:
-            return torch.autograd.grad(values, inputs, grads, retain_graph=True, allow_unused=True)
-        except RuntimeError as error:
-            if not any(bool(g.any()) for g in grads):  # nobody asked: only other calls of the same type have a gradient
-                return [None] * len(inputs)
-            raise GradientError(
-                f"{self.kernel.name}: torch cannot differentiate it ({error}), and some of the calls that are batched "
-                "have arguments that require a gradient; detach() the arguments"
-            ) from error
-
-    def finish(
-        self, N: int, rows: Any, outs: Any, saved: Any, pro: _Calls, out_grads: Any, deferred: Any, sums: Any
-    ) -> list[Tensor | None]:
-        return [sums.get(id(t)) if need else None for t, need in zip(pro.shared, self.need_shared, strict=True)]
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
+        return EagerTraining(self, need_rows, need_shared).programs()

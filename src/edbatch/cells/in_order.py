@@ -8,14 +8,18 @@ and gives one of its own. A turn has no elements.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.cells.eager import EagerKernel, EagerTraining
-from edbatch.cells.kernel import Mask, Take, Tensors
+from edbatch.cells.eager import EagerKernel
+from edbatch.cells.kernel import Bindable, Compiling, Form, Launch, Mask, Memory, Programs, Reads, Take
 from edbatch.spec import Spec
+
+if TYPE_CHECKING:
+    from edbatch.runtime.binding import Binding
 
 TURN = Spec((0,), torch.uint8, torch.device("cpu"))
 
@@ -30,6 +34,8 @@ def in_order(kernel: EagerKernel) -> InOrder:
 class InOrder:
     """A kernel with a turn as its last operand and its last output."""
 
+    is_pure = False
+    wanting = None
     writes: tuple[int, ...] = ()
     same: tuple[int | None, ...] = ()
 
@@ -47,51 +53,63 @@ class InOrder:
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         return (*self.kernel.differentiable(need_rows[:-1], need_shared), False)
 
+    def hoisted(self, recurrent: Mask) -> None:
+        return None
+
+    def form(self, reads: Reads, compiling: Compiling) -> Form:
+        return self
+
+    def give_up(self) -> Form | None:
+        return None
+
     def prologue(self, shared: Sequence[torch.Tensor], take: Take = Spec.empty) -> Any:
         return self.kernel.prologue(shared, take)
 
-    def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None:
-        self.kernel.infer(B, rows[:-1], pro, outs[:-1])
-
-    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> InOrderTraining:
-        return InOrderTraining(self.kernel.training(need_rows[:-1], need_shared, need_outs[:-1]))
-
-
-class InOrderTraining:
-    """The same of its training form."""
-
-    saved: tuple[Spec, ...] = ()
-    deferred: tuple[Spec, ...] = ()
-
-    def __init__(self, training: EagerTraining):
-        self.training = training
+    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Memory) -> Any:
+        return self.kernel.prologue(shared)
 
     @cached_property
-    def backward_rows(self) -> Mask:
-        return (*self.training.backward_rows, False)
+    def infer(self) -> Programs:
+        return _with_turns(self.kernel.infer)
 
-    @cached_property
-    def finish_rows(self) -> Mask:
-        return (*self.training.finish_rows, False)
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
+        return _with_turns(self.kernel.training(need_rows[:-1], need_shared, need_outs[:-1]))
 
-    @cached_property
-    def backward_outs(self) -> Mask:
-        return (*self.training.backward_outs, False)
 
-    @cached_property
-    def finish_outs(self) -> Mask:
-        return (*self.training.finish_outs, False)
+def _with_turns(programs: Programs) -> Programs:
+    backward = None if programs.backward is None else WithTurns(programs.backward)
+    return replace(programs, forward=WithTurns(programs.forward), backward=backward)
 
-    def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None:
-        self.training.forward(B, rows[:-1], pro, outs[:-1], saved)
 
-    def backward(
-        self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
-    ) -> Tensors:
-        given = self.training.backward(B, rows[:-1], outs[:-1], saved, pro, out_grads[:-1], deferred, sums)
-        return [*given, None]
+@dataclass(frozen=True)
+class WithTurns:
+    """A program that does not see turns."""
 
-    def finish(
-        self, N: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
-    ) -> Tensors:
-        return self.training.finish(N, rows[:-1], outs[:-1], saved, pro, out_grads[:-1], deferred, sums)
+    program: Bindable
+
+    def bind(self, x: Binding) -> Launch:
+        return self.program.bind(WithoutTurns(x))  # type: ignore[arg-type]
+
+
+class WithoutTurns:
+    """The memory of the type, as tensors, without the last operand and the last output."""
+
+    def __init__(self, x: Binding):
+        self._x = x
+        self.sizes, self.pro = x.sizes, x.pro
+
+    @property
+    def sums(self) -> dict[Any, Any]:
+        return self._x.sums
+
+    def operands(self, b: int) -> list[Any]:
+        return self._x.operands(b)[:-1]
+
+    def outs(self, b: int) -> list[Any]:
+        return self._x.outs(b)[:-1]
+
+    def out_grads(self, b: int) -> list[Any]:
+        return self._x.out_grads(b)[:-1]
+
+    def add_gradient(self, b: int, slot: int, gradient: torch.Tensor) -> None:
+        self._x.add_gradient(b, slot, gradient)

@@ -1,24 +1,32 @@
-"""What the runtime asks of anything that computes a batch: compiled cells, segment reductions, copies, cells run one
-by one.
+"""What the other rooms ask of anything that computes nodes of one type: compiled cells, cells that run one by one,
+reductions over segments, copies.
 
-`rows` are operands `[B, *shape]`, one per slot; `outs` are ranges of arenas to write; `pro` is what `prologue`
-returned for this mini-batch. A kernel's `training` form also keeps `saved` intermediates, and splits its backward
-into what each batch needs (`backward`) and what waits for the end of the mini-batch (`finish`: gradients of shared
-tensors over all rows at once).
+A `Kernel` says what comes in and out, and gives the `Form` in which it runs here: as torch ops, as fused kernels, as it
+was written. A form makes `Programs`, for inference or for some wanted gradients. What runs batch by batch in them is
+`Bindable`: bound to the memory of its type in a mini-batch, it gives a function that launches batch b. The runtime
+knows nothing else of how a batch is computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from edbatch.spec import Spec
 
+if TYPE_CHECKING:
+    from edbatch.cells.body.split import Split
+    from edbatch.cells.compiled import Hoisted
+    from edbatch.runtime.binding import Binding
+
 Tensors = Sequence[torch.Tensor | None]
 Mask = tuple[bool, ...]
+Take = Callable[[Spec], torch.Tensor]  # memory for a tensor of a spec
+Launch = Callable[[int], None]  # runs the batch of this number
 
 
 class Read(Enum):
@@ -30,33 +38,85 @@ class Read(Enum):
 
 
 Reads = tuple[Read, ...]
-Take = Callable[[Spec], torch.Tensor]  # memory for a tensor of a spec
+
+
+@dataclass(frozen=True)
+class Compiling:
+    """How cells are to run: `on` as fused kernels where possible, with `exact_math` torch's own tanh, exp, …"""
+
+    on: bool = True
+    exact_math: bool = False
 
 
 class TooLong(Exception):
     """A program of a cell is too long to be compiled."""
 
 
-class Training(Protocol):
+class Memory(Protocol):
+    """Memory of a mini-batch."""
+
+    def take_one(self, spec: Spec) -> torch.Tensor: ...
+    def address(self, size: int) -> int: ...
+
+
+class Bindable(Protocol):
+    """A program as code."""
+
+    def bind(self, x: Binding) -> Launch: ...
+
+
+def no_gradients(*_: Any) -> Tensors:
+    """The end of a mini-batch for types that share no tensors."""
+    return ()
+
+
+@dataclass(frozen=True)
+class Programs:
+    """What runs a type in a mini-batch.
+
+    forward: batch after batch. backward: the batches in reverse; None when no gradient is wanted.
+    finish(N, rows, outs, saved, pro, out_grads, deferred, sums): once, at the end, the gradients of the shared tensors
+    over all N rows. `pro` is what the prologue gave, `sums` what backward has added up from batch to batch.
+    saved, deferred: the specs of what forward keeps for backward, and backward for finish; a buffer for all rows each.
+    finish_rows: the operands that finish reads; it may get None for others. scatters: the operands whose gradients
+    backward writes itself, row by row. split: the same as ops, where they are known.
+    """
+
+    forward: Bindable
+    backward: Bindable | None = None
+    finish: Callable[..., Tensors] = no_gradients
+    saved: tuple[Spec, ...] = ()
+    deferred: tuple[Spec, ...] = ()
+    finish_rows: frozenset[int] = frozenset()
+    scatters: tuple[int, ...] = ()
+    split: Split | None = None
+
+
+class Form(Protocol):
+    """A kernel as it runs on some device, compiled or not."""
+
     @property
-    def saved(self) -> tuple[Spec, ...]: ...
+    def is_pure(self) -> bool:
+        """Whether its prologue depends on the shared tensors alone, and may be kept while these do not change."""
+        ...
+
     @property
-    def deferred(self) -> tuple[Spec, ...]: ...
-    @property
-    def backward_rows(self) -> Mask: ...
-    @property
-    def backward_outs(self) -> Mask: ...
-    @property
-    def finish_rows(self) -> Mask: ...
-    @property
-    def finish_outs(self) -> Mask: ...
-    def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None: ...
-    def backward(
-        self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
-    ) -> Tensors: ...
-    def finish(
-        self, N: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
-    ) -> Tensors: ...
+    def infer(self) -> Programs: ...
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
+        """The programs for the wanted gradients: which operands and shared tensors want one, which outputs have one."""
+        ...
+
+    def prologue(self, shared: Sequence[torch.Tensor], take: Take = Spec.empty) -> Any:
+        """What all batches share, made of the shared tensors in memory that `take` gives."""
+        ...
+
+    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Memory) -> Any:
+        """The same for `infer`, in whatever way is quickest."""
+        ...
+
+    def give_up(self) -> Form | None:
+        """The form to take instead, after this one could not be made, and from now on; None if there is no other."""
+        ...
 
 
 class Kernel(Protocol):
@@ -94,14 +154,20 @@ class Kernel(Protocol):
         """Whether what it found when it was made, the tensors that it closes over, is still like that."""
         ...
 
+    @property
+    def wanting(self) -> Callable[[Mask], Kernel] | None:
+        """Gives the kernel with the gradients of some arguments, of a cell that cannot have all of them at once."""
+        ...
+
     def unflatten(self, values: Sequence[Any]) -> Any: ...
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         """Which outputs depend on something that needs a gradient."""
         ...
 
-    def prologue(self, shared: Sequence[torch.Tensor], take: Take = Spec.empty) -> Any:
-        """What all batches share, made of the shared tensors in memory that `take` gives."""
+    def hoisted(self, recurrent: Mask) -> Hoisted | None:
+        """The kernel in two parts, of which one reads no recurrent operand; None if it stays whole."""
         ...
 
-    def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None: ...
-    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Training: ...
+    def form(self, reads: Reads, compiling: Compiling) -> Form:
+        """How it runs where operands are found like this."""
+        ...

@@ -7,74 +7,47 @@ A segment kernel reads `rows = [x, offsets]`: x holds the rows of all nodes of t
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Mask, Take
+from edbatch.cells.kernel import Compiling, Form, Launch, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.tensor_programs import TensorBackward, TensorForward
 from edbatch.spec import Spec
 
+if TYPE_CHECKING:
+    from edbatch.runtime.binding import Binding
+
+QUICK = (torch.float32, torch.float64)  # compiled loops know these
 MAX_KERNELS = 1000  # that are kept; the same kernel in every call, so that what is known of it is found again
 
 
 @dataclass(frozen=True)
-class RowTraining:
-    """The training form of a kernel without parameters: nothing saved, nothing deferred."""
-
-    run: Callable[[Any, Any], None]
-    gradient: Callable[[Any, Any, Any], Any]
-    backward_rows: Mask
-    backward_outs: Mask
-
-    saved: tuple[Spec, ...] = ()
-    deferred: tuple[Spec, ...] = ()
-
-    @property
-    def finish_rows(self) -> Mask:
-        return (False,) * len(self.backward_rows)
-
-    @property
-    def finish_outs(self) -> Mask:
-        return (False,) * len(self.backward_outs)
-
-    def forward(self, B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None:
-        self.run(rows, outs)
-
-    def backward(
-        self, B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, deferred: Any, sums: Any
-    ) -> Any:
-        return (self.gradient(rows, outs, out_grads), *[None] * (len(self.backward_rows) - 1))
-
-    def finish(self, *_: Any) -> tuple[()]:
-        return ()
-
-
-@dataclass(frozen=True)
 class SegmentKernel:
-    """A reduction (or softmax) over the rows of each node; a row of the table below."""
+    """A reduction (or softmax) over the rows of each node; a row of the table below. It is its own form, on any device.
+
+    reads: which operands `gradient` reads again. reads_outs: whether it reads outputs.
+    """
 
     name: str
     outputs: tuple[Spec, ...]
     run: Callable[[Any, Any], None]
     gradient: Callable[[Any, Any, Any], Any]
-    reads: Mask = (True, True)  # which operands the gradient reads again
-    reads_outs: bool = True  # and whether outputs
+    reads: Mask = (True, True)
+    reads_outs: bool = True
     grad: bool = True
     bound: tuple[Tensor, ...] = ()
     reason: str | None = None
     is_current: bool = True
+    is_pure: bool = True
+    wanting: None = None
     writes: tuple[int, ...] = ()
     changes: tuple[Tensor, ...] = ()
     same: tuple[int | None, ...] = ()
     views: tuple[frozenset[int], ...] = ()
-
-    @property
-    def copies(self) -> bool:
-        """Whether it writes its only operand as it is."""
-        return self.name == "copy"
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         return torch.return_types.max(values) if self.name == "max" else values[0]  # type: ignore[arg-type]
@@ -82,15 +55,76 @@ class SegmentKernel:
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         return tuple(self.grad and need_rows[0] and spec.is_float for spec in self.outputs)
 
+    def hoisted(self, recurrent: Mask) -> None:
+        return None
+
+    def form(self, reads: Reads, compiling: Compiling) -> Form:
+        is_quick = self.name == "copy" and compiling.on and self.outputs[0].dtype in QUICK
+        return COPY_FORM if is_quick and self.outputs[0].device.type == "cpu" else self
+
+    def give_up(self) -> Form | None:
+        return None
+
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> None:
         return None
 
-    def infer(self, B: int, rows: Any, pro: Any, outs: Any) -> None:
-        self.run(rows, outs)
+    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Memory) -> None:
+        return None
 
-    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> RowTraining:
-        gradient = self.gradient if self.grad else lambda *_: None
-        return RowTraining(self.run, gradient, self.reads, (self.reads_outs,) * len(self.outputs))
+    @cached_property
+    def infer(self) -> Programs:
+        def forward(B: int, rows: Any, pro: Any, outs: Any, saved: Any) -> None:
+            self.run(rows, outs)
+
+        return Programs(TensorForward(forward))
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
+        return self._training
+
+    @cached_property
+    def _training(self) -> Programs:
+        def backward(B: int, rows: Any, outs: Any, saved: Any, pro: Any, out_grads: Any, *_: Any) -> Any:
+            return (self.gradient(rows, outs, out_grads),)
+
+        reads_outs = (self.reads_outs,) * len(self.outputs)
+        return replace(self.infer, backward=TensorBackward(backward, self.reads, reads_outs))
+
+
+class Copy:
+    """Writes the only operand, as compiled loops that read rows themselves."""
+
+    def bind(self, x: Binding) -> Launch:
+        return x.copier()
+
+
+class CopyBack:
+    """Adds gradients to the rows of the only operand."""
+
+    def bind(self, x: Binding) -> Launch:
+        return x.copier_back()
+
+
+class CopyForm:
+    """Copies of floats on the CPU."""
+
+    is_pure = True
+    infer = Programs(Copy())
+    _training = replace(infer, backward=CopyBack())
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
+        return self._training
+
+    def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> None:
+        return None
+
+    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Memory) -> None:
+        return None
+
+    def give_up(self) -> Form | None:
+        return None
+
+
+COPY_FORM = CopyForm()
 
 
 @lru_cache(MAX_KERNELS)

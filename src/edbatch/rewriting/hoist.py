@@ -78,11 +78,9 @@ def _part(types: tuple[NodeType, ...], table: SlotTable, recurrent: NDArray[np.b
 
 
 def _hoisted(node_type: NodeType, recurrent: tuple[bool, ...]) -> Hoisted | None:
-    hoisted = getattr(node_type.kernel, "hoisted", None)  # only compiled cells can be parted
-    if hoisted is None or not any(recurrent) or not SLOTS.issuperset(node_type.slots) or any(node_type.per_row):
+    if not any(recurrent) or not SLOTS.issuperset(node_type.slots) or any(node_type.per_row):
         return None
-    found: Hoisted | None = hoisted(recurrent)
-    return found
+    return node_type.kernel.hoisted(recurrent)
 
 
 def _ahead(whole: NodeType, part: Part) -> NodeType:

@@ -5,7 +5,7 @@ One autograd.Function per call is wrapped around the forward that has already ru
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -17,7 +17,7 @@ from edbatch.errors import GradientError
 from edbatch.recording.calls.shared import memory_of
 from edbatch.recording.results import Group
 from edbatch.runtime.arena import Lease
-from edbatch.runtime.binding import Binding, adding_back
+from edbatch.runtime.binding import Binding
 from edbatch.runtime.execution import Execution
 from edbatch.torch_state.outside_compile import outside_compile
 from edbatch.torch_state.surroundings import Made, inside
@@ -74,13 +74,15 @@ def backward(execution: Execution, groups: list[Group], grads: Sequence[Tensor |
             arena.index_add_(0, torch.from_numpy(execution.plan.group_rows(group)).to(arena.device), gradient)
     is_reached = _reached(execution, groups, grads)
     deferred: list[list[Tensor]] = [
-        [lease.take(spec, size) for spec in training.deferred] if training is not None else []
-        for training, size in zip(execution.training, execution.type_sizes, strict=True)
+        [lease.take(spec, size) for spec in programs.deferred]
+        for programs, size in zip(execution.programs, execution.type_sizes, strict=True)
     ]
     sums: list[dict[Any, Any]] = [{} for _ in execution.types]
     launch = [
-        _launcher(execution, arenas, ways, deferred[t], sums[t], lease, t) if is_reached[t] else None
-        for t in range(len(execution.types))
+        programs.backward.bind(Binding(execution, t, lease).with_gradients(arenas, ways, deferred[t], sums[t]))
+        if is_reached[t] and programs.backward is not None
+        else None
+        for t, programs in enumerate(execution.programs)
     ]
     batch_types = execution.operands.batch_types
     for batch in range(len(batch_types) - 1, -1, -1):
@@ -147,7 +149,7 @@ def _written_once(
     from edbatch.layout.gradient_rows import ADD, stored_rows
 
     layout, width = execution.plan.layout, execution.plan.layout.slot_begin.shape[1]
-    scatters = [getattr(getattr(training, "backward", None), "scatters", ()) for training in execution.training]
+    scatters = [programs.scatters for programs in execution.programs]
     if not large or not any(scatters):
         return np.full(layout.slot_begin.shape, ADD), {}
     rows: list[int] = layout.arena_rows.tolist()
@@ -169,59 +171,6 @@ def _written_once(
     return ways, {i: np.flatnonzero(adds[start : start + rows[i]]) for i, start in starts.items()}
 
 
-def _launcher(
-    execution: Execution,
-    arenas: list[Tensor | None],
-    ways: np.ndarray,
-    deferred: list[Tensor],
-    sums: dict[Any, Any],
-    lease: Lease,
-    t: int,
-) -> Callable[[int], None] | None:
-    """The function that runs a batch of a type backwards; None when no gradient flows through it."""
-    training = execution.training[t]
-    if training is None:
-        return None
-    if execution.only_copies[t]:
-        return adding_back(Binding(execution, t, lease).with_gradients(arenas, ways, deferred, sums))
-    bind = getattr(training.backward, "bind", None)
-    if bind is not None:
-        launch: Callable[[int], None] = bind(Binding(execution, t, lease).with_gradients(arenas, ways, deferred, sums))
-        return launch
-    return lambda batch: _batch_backward(execution, arenas, deferred, sums, batch, t)
-
-
-def _batch_backward(
-    execution: Execution, arenas: list[Tensor | None], deferred: list[Tensor], sums: dict[Any, Any], batch: int, t: int
-) -> None:
-    training, needs = execution.training[t], execution.needs
-    assert training is not None
-    assert needs is not None
-    operands = execution.operands
-    rows = [
-        operands.read(execution.arenas, batch, s) if read else None for s, read in enumerate(training.backward_rows)
-    ]
-    outs = (
-        execution.views(execution.arenas, batch, t)
-        if any(training.backward_outs)
-        else [None] * len(training.backward_outs)
-    )
-    grads = [g if need else None for g, need in zip(execution.views(arenas, batch, t), needs.outs[t], strict=True)]
-    gradients = training.backward(
-        execution.sizes[batch],
-        rows,
-        outs,
-        execution.ranges(execution.saved[t], batch),
-        execution.prologues[t],
-        grads,
-        execution.ranges(deferred, batch),
-        sums,
-    )
-    for slot, (gradient, need) in enumerate(zip(gradients, needs.rows[t], strict=True)):
-        if gradient is not None and need:
-            operands.add_gradient(arenas, batch, slot, gradient)
-
-
 def _finish(
     execution: Execution,
     arenas: list[Tensor | None],
@@ -235,20 +184,20 @@ def _finish(
         batches.setdefault(t, []).append(batch)
     total: dict[int, Tensor] = {}
     for t, node_type in enumerate(execution.types):
-        training = execution.training[t]
-        if training is None or not node_type.shared or not is_reached[t]:
+        programs = execution.programs[t]
+        if programs.backward is None or not node_type.shared or not is_reached[t]:
             continue
         rows = [
             None
-            if not read
+            if s not in programs.finish_rows
             else execution.kept[t][s]
             if s in execution.kept[t]
             else execution.operands.read_all(execution.arenas, batches[t], s)
-            for s, read in enumerate(training.finish_rows)
+            for s in range(len(node_type.slots))
         ]
         size = execution.type_sizes[t]
         outs, grads = execution.all_rows(execution.arenas, t), execution.all_rows(arenas, t)
-        gradients = training.finish(
+        gradients = programs.finish(
             size, rows, outs, execution.saved[t], execution.prologues[t], grads, deferred[t], sums[t]
         )
         for tensor, gradient in zip(node_type.shared, gradients, strict=True):

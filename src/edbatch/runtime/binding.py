@@ -1,10 +1,13 @@
-"""What a fused program is bound to: the memory of one type of node in a mini-batch, and where its batches lie."""
+"""What a program is bound to: the memory of one type of node in a mini-batch, and where its batches lie.
+
+Programs of torch ops ask for tensors of a batch, fused ones for addresses of all batches.
+"""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +15,12 @@ import torch
 from torch import Tensor
 
 from edbatch.cells.fused.strided import Strided
-from edbatch.cells.kernel import Read
+from edbatch.cells.kernel import Launch, Mask, Read
 from edbatch.layout.layout import Slot
 from edbatch.runtime.arena import CPU, Buffer, Lease, Part
 from edbatch.runtime.row_loops import NAMES, Total, row_kernels
 
 if TYPE_CHECKING:
-    from edbatch.recording.types.type_set import NodeType
     from edbatch.runtime.execution import Execution
 
 Shared = Tensor | Strided
@@ -61,6 +63,56 @@ class Binding:
     @property
     def own(self) -> list[int]:
         return self._execution.own
+
+    # ---- tensors of a batch
+
+    def operands(self, b: int, read: Mask | None = None) -> list[Any]:
+        """What a batch reads; None for operands that are not to be read."""
+        execution = self._execution
+        slots = range(len(execution.types[self._type].slots))
+        return [
+            execution.operands.read(execution.arenas, b, slot) if read is None or read[slot] else None for slot in slots
+        ]
+
+    def outs(self, b: int) -> list[Any]:
+        """The rows that a batch writes, as views of arenas."""
+        return self._views(self._execution.arenas, b)
+
+    def out_grads(self, b: int) -> list[Any]:
+        """The gradients of these rows; None for outputs that have none."""
+        needs = self._execution.needs
+        assert needs is not None
+        views = self._views(self._gradients, b)
+        return [view if need else None for view, need in zip(views, needs.outs[self._type], strict=True)]
+
+    def saved(self, b: int) -> list[Tensor]:
+        """What forward keeps of a batch for backward."""
+        return self._ranges(self._execution.saved[self._type], b)
+
+    def deferred(self, b: int) -> list[Tensor]:
+        """What backward keeps of a batch for the end."""
+        return self._ranges(self._deferred, b)
+
+    def add_gradient(self, b: int, slot: int, gradient: Tensor) -> None:
+        """Add the gradient of a batch's operand to the rows it was read from."""
+        self._execution.operands.add_gradient(self._gradients, b, slot, gradient)
+
+    def _views(self, arenas: Sequence[Tensor | None], b: int) -> list[Any]:
+        execution, layout, nodes = self._execution, self._execution.plan.layout, self._execution.operands.nodes[b]
+        first_node, first_row, rows = (int(x[b]) for x in (layout.node_begin, layout.row_begin, layout.num_rows))
+        return [
+            None
+            if (whole := arenas[arena]) is None
+            else whole.narrow(0, execution.base[number] + first_row, rows)
+            if per_row
+            else whole.narrow(0, execution.base[number] + first_node, nodes)
+            for number, arena, _, per_row in execution.outputs[self._type]
+        ]
+
+    def _ranges(self, buffers: list[Tensor], b: int) -> list[Tensor]:
+        return [buffer.narrow(0, self.own[b], self.sizes[b]) for buffer in buffers]
+
+    # ---- addresses and tensors of all batches
 
     def tensor(self, group: str, number: int) -> Tensor:
         """One of the type's own buffers: of outs, saved, deferred or out_grads."""
@@ -162,13 +214,10 @@ class Binding:
         """Memory for the gathered rows of an operand; whether it is for all batches, to be kept."""
         if slot not in self._buffers:
             execution, t = self._execution, self._type
-            kind, spec, training = (
-                execution.types[t].slots[slot],
-                execution.types[t].slot_specs[slot],
-                execution.training[t],
-            )
+            kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
+            programs = execution.programs[t]
             assert spec is not None
-            keep = training is not None and (training.finish_rows[slot] or is_taken(kind))
+            keep = slot in programs.finish_rows or (programs.backward is not None and is_taken(kind))
             keep = keep and not execution.operands.is_one_view(t, slot)
             if keep:
                 buffer = execution.lease.reserve(spec, execution.type_sizes[t])
@@ -211,11 +260,16 @@ class Binding:
 
         return write
 
-    def copier(self) -> Callable[[int], None]:
+    def copier(self) -> Launch:
         """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
         total, given = self._total(0, self.address("outs", 0), is_own=True)
         p = given.buffer_info()[0]
         return lambda b, memory=(self, given): total(b, p)  # type: ignore[misc]
+
+    def copier_back(self) -> Launch:
+        """The same backwards."""
+        add, gradients, own, sizes = self.adder(0), self.tensor("out_grads", 0), self.own, self.sizes
+        return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
 
     def _total(self, slot: int, target: int, *, is_own: bool) -> tuple[Callable[[int, int], None], array[int]]:
         """The kernel that writes an operand, and its arguments."""
@@ -251,17 +305,6 @@ class Binding:
             )
 
         return add
-
-
-def copies(node_type: NodeType) -> bool:
-    """Whether a type only writes its operand, rows of floats, as `copier` does."""
-    return getattr(node_type.kernel, "copies", False) and node_type.kernel.outputs[0].dtype in NAMES
-
-
-def adding_back(x: Binding) -> Callable[[int], None]:
-    """The launches of a type that `copies`, backwards."""
-    add, gradients, own, sizes = x.adder(0), x.tensor("out_grads", 0), x.own, x.sizes
-    return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
 
 
 def reading(kind: Slot) -> Read:

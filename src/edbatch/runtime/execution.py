@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -46,7 +46,7 @@ class Execution:
         self.type_sizes: list[int] = layout.type_sizes.tolist()
         self.largest: list[int] = layout.largest.tolist()
         self.compiled = compiled
-        self.kernels, self.training, self.only_copies = compiled.kernels, compiled.training, compiled.only_copies
+        self.programs = compiled.programs
         self.prologues: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
         self.kept: list[dict[int, Tensor]] = [{} for _ in self.types]  # operands of all batches, by slot, for the end
@@ -96,12 +96,12 @@ class Execution:
         """Compute every value of the mini-batch."""
         self.check_memory()
         self._take_outside()
-        for t, training in enumerate(self.training):
-            self.prologues[t] = prologue(self.kernels[t], self.types[t].shared, self.lease, trains=training is not None)
-            if training is not None:
-                self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in training.saved]
+        for t, programs in enumerate(self.programs):
+            trains = programs.backward is not None
+            self.prologues[t] = prologue(self.compiled.forms[t], self.types[t].shared, self.lease, trains=trains)
+            self.saved[t] = [self.lease.take(spec, self.type_sizes[t]) for spec in programs.saved]
         scratch = Lease(self.lease.pool, "scratch")
-        launch = [self._launcher(t, scratch) for t in range(len(self.types))]
+        launch = [programs.forward.bind(Binding(self, t, scratch)) for t, programs in enumerate(self.programs)]
         batch = t = 0
         try:
             for batch, t in enumerate(self.operands.batch_types):
@@ -110,26 +110,6 @@ class Execution:
             error.add_note(self._where(batch, t))
             raise
         scratch.release()
-
-    def _launcher(self, t: int, scratch: Lease) -> Callable[[int], None]:
-        """The function that runs a batch of a type."""
-        kernel, training = self.kernels[t], self.training[t]
-        if self.only_copies[t]:
-            return Binding(self, t, scratch).copier()
-        bind = getattr(kernel.infer if training is None else training.forward, "bind", None)
-        if bind is not None:
-            launch: Callable[[int], None] = bind(Binding(self, t, scratch))
-            return launch
-        return lambda batch: self._run_batch(batch, t)
-
-    def _run_batch(self, batch: int, t: int) -> None:
-        rows = [self.operands.read(self.arenas, batch, slot) for slot in range(len(self.types[t].slots))]
-        outs = self.views(self.arenas, batch, t)
-        training = self.training[t]
-        if training is None:
-            self.kernels[t].infer(self.sizes[batch], rows, self.prologues[t], outs)
-        else:
-            training.forward(self.sizes[batch], rows, self.prologues[t], outs, self.ranges(self.saved[t], batch))
 
     def _where(self, batch: int, t: int) -> str:
         """Which cell failed while running, and for the numbers it was given the examples with the extreme ones."""
@@ -159,19 +139,6 @@ class Execution:
             if spec in inputs:
                 torch.stack(inputs[spec], out=arena.narrow(0, 0, len(inputs[spec])))
 
-    def views(self, arenas: Sequence[Tensor | None], batch: int, t: int) -> list[Any]:
-        """The rows that a batch writes, as views of arenas (of values or of gradients)."""
-        layout, nodes = self.plan.layout, self.operands.nodes[batch]
-        first_node, first_row, rows = (int(x[batch]) for x in (layout.node_begin, layout.row_begin, layout.num_rows))
-        return [
-            None
-            if (whole := arenas[arena]) is None
-            else whole.narrow(0, self.base[number] + first_row, rows)
-            if per_row
-            else whole.narrow(0, self.base[number] + first_node, nodes)
-            for number, arena, _, per_row in self.outputs[t]
-        ]
-
     def all_rows(self, arenas: Sequence[Tensor | None], t: int) -> list[Any]:
         """The rows that all batches of a type write, in launch order, as views of arenas."""
         size = self.type_sizes[t]
@@ -180,16 +147,12 @@ class Execution:
             for number, arena, _, _ in self.outputs[t]
         ]
 
-    def ranges(self, buffers: list[Tensor], batch: int) -> list[Tensor]:
-        """The part of a type's own buffers that belongs to a batch."""
-        return [buffer.narrow(0, self.own[batch], self.sizes[batch]) for buffer in buffers]
-
     def gather(self, group: Group) -> Tensor:
         """The rows of a group of results, in fresh memory."""
         part, rows = self._parts[self.plan.recording.arena_of[group.spec]], self.plan.group_rows(group)
         spec = group.spec
         if (
-            self.compiled.is_fused and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE
+            self.compiled.is_on and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE
         ):  # torch takes far longer
             found = spec.empty(len(rows))
             copy = copy_rows(spec.dtype.itemsize)

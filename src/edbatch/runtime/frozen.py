@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from edbatch.cells.kernel import Form
 from edbatch.errors import FrozenError
 from edbatch.runtime.arena import Lease
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
@@ -24,12 +25,12 @@ from edbatch.torch_state.surroundings import Scope
 
 @dataclass(frozen=True)
 class _Scope:
-    """The frozen tensors by identity, and what was made of them: (kernel, its shared tensors) -> (kernel, prologue)."""
+    """The frozen tensors by identity, and what was made of them: (form, its shared tensors) -> (form, prologue)."""
 
     members: dict[int, Tensor]
     versions: list[int]
     outer: _Scope | None  # the scope that this one is in
-    made: dict[tuple[int, ...], tuple[Any, Any]] = field(default_factory=dict)
+    made: dict[tuple[int, ...], tuple[Form, Any]] = field(default_factory=dict)
 
     @staticmethod
     def of(model: nn.Module) -> _Scope:
@@ -64,19 +65,17 @@ def frozen(model: nn.Module) -> AbstractContextManager[nn.Module, None]:
     return Scope(_scope, partial(_Scope.of, model), model)
 
 
-def prologue(kernel: Any, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:
-    """What a kernel makes of its shared tensors; made once in a scope in which all of them are frozen.
+def prologue(form: Form, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:
+    """What a form makes of its shared tensors; made once in a scope in which all of them are frozen.
 
     Else it lies in the memory of the mini-batch: fresh memory costs more than stacking.
     """
-    scope = _scope.get() if hasattr(kernel, "body") else None  # what runs one by one keeps the graphs of a call there
+    scope = _scope.get() if form.is_pure else None
     while scope is not None and not all(id(t) in scope.members for t in shared):
         scope = scope.outer
     if scope is None:
-        by_torch = trains or any(t.is_neg() for t in shared)
-        strided = None if by_torch else getattr(kernel, "strided_prologue", None)
-        return kernel.prologue(shared, lease.take_one) if strided is None else strided(shared, lease.address)
-    key = (id(kernel), *map(id, shared))
+        return form.prologue(shared, lease.take_one) if trains else form.prologue_of_inference(shared, lease)
+    key = (id(form), *map(id, shared))
     if key not in scope.made:
-        scope.made[key] = kernel, kernel.prologue(shared)
+        scope.made[key] = form, form.prologue(shared)
     return scope.made[key][1]

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from edbatch.cells.kernel import Kernel, Mask
+from edbatch.cells.kernel import Mask
 from edbatch.layout.layout import SlotTable
 from edbatch.recording.results import Group
 from edbatch.recording.types.recording import Recording
@@ -114,7 +114,7 @@ def _fixpoint(
 
 def with_wanted_gradients(recording: Recording) -> Recording:
     """The recording with kernels that have the gradients wanted here, of cells that cannot have all of them at once."""
-    while any(getattr(node_type.kernel, "wanting", None) for node_type in recording.node_types):
+    while any(node_type.kernel.wanting is not None for node_type in recording.node_types):
         needs = find_needs(recording, np.zeros(len(recording.table.output_arenas), dtype=np.bool_))
         types = tuple(map(_wanting, recording.node_types, needs.rows, needs.shared))
         if types == recording.node_types:
@@ -125,8 +125,8 @@ def with_wanted_gradients(recording: Recording) -> Recording:
 
 def _wanting(node_type: NodeType, rows: Mask, shared: Mask) -> NodeType:
     kernel = node_type.kernel
-    wanting, given = getattr(kernel, "wanting", None), len(shared) - len(kernel.bound)
-    now: Kernel = kernel if wanting is None else wanting((*rows, *shared[:given]))
+    given = len(shared) - len(kernel.bound)
+    now = kernel if kernel.wanting is None else kernel.wanting((*rows, *shared[:given]))
     if now is kernel:
         return node_type
     return replace(node_type, kernel=now, shared=(*node_type.shared[:given], *now.bound))

@@ -23,6 +23,7 @@ from numba.core.compiler import CompileResult
 from numba.core.serialize import dumps
 
 from edbatch.storage.cache_folder import cache_folder
+from edbatch.storage.compile_time import counted
 
 log = logging.getLogger("edbatch")
 _VERSIONS = (numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, getattr(sys, "abiflags", ""))
@@ -51,6 +52,7 @@ class MachineCode:
         assert function.__closure__ is None, "the key would not know what is in it"
         made = numba.njit(**options)(function)
         made._cache = _Kept(self, function, options)
+        made.compile = counted(made.compile)
         if signature is not None:
             made.compile(signature)
             made.disable_compile()

@@ -3,7 +3,7 @@
 import torch
 from captured import BIAS, WEIGHTS, op_names, simple_body
 
-from edbatch.cells.body.split import infer, split
+from edbatch.cells.body.split import inference, split
 
 
 def split_for(body, need_rows=True, need_shared=True, need_outs=True):
@@ -38,7 +38,7 @@ def test_gradients_of_weights_wait_for_the_end():
 def test_without_wanted_gradients_forward_is_inference():
     body = simple_body(lambda x: (x @ WEIGHTS[0]).tanh().exp())
     plan = split_for(body, need_rows=False, need_shared=False)
-    assert (plan.forward.ops, plan.forward.dests) == (infer(body).ops, infer(body).dests)
+    assert (plan.forward.ops, plan.forward.dests) == (inference(body).forward.ops, inference(body).forward.dests)
     assert (plan.saved, plan.deferred, plan.backward.ops, plan.finish.ops) == ((), (), (), ())
 
 

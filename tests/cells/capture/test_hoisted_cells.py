@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 def training_of(kernel, need_outs):
     need_rows = tuple(spec.is_float for spec in kernel.rows)
-    return kernel.training(need_rows, kernel.can_train, need_outs)
+    return kernel.torch_ops.training(need_rows, kernel.can_train, need_outs)
 
 
 def add(totals, numbers, gradients):

@@ -39,15 +39,15 @@ def blocks_of(program):
 
 def test_gates_are_blocks(small_blocks):
     cell = the_cell(assert_equal(edbatch.cell(Gates().double()), rows(), rows(), rows()))
-    assert blocks_of(cell.infer) == [(4, DIM)] * 2  # four gates
-    assert " mm(" not in launch_of(cell.infer)
+    assert blocks_of(cell.infer.forward) == [(4, DIM)] * 2  # four gates
+    assert " mm(" not in launch_of(cell.infer.forward)
 
 
 def test_a_tree_lstm_node_has_blocks_for_each_child(small_blocks):
     """By MKL one for each gate, of which several read the same child."""
     batched = assert_equal(edbatch.cell(BinaryTreeLSTM(DIM).double()), *[rows() for _ in range(4)])
-    assert blocks_of(the_cell(batched).infer) == [(8, DIM) if blas.gemm(torch.float64) else (2, 4 * DIM)]
-    (training,) = the_cell(batched)._trainings.values()
+    assert blocks_of(the_cell(batched).infer.forward) == [(8, DIM) if blas.gemm(torch.float64) else (2, 4 * DIM)]
+    (training,) = the_cell(batched).trainings.values()
     assert blocks_of(training.backward) == [(2, DIM // 2)] * 2 + [(2, DIM)]
 
 
@@ -62,7 +62,7 @@ def test_a_product_that_is_a_result_lies_row_by_row(small_blocks):
             return y, y.tanh()
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
-    assert blocks_of(cell.infer) == []
+    assert blocks_of(cell.infer.forward) == []
 
 
 def test_a_product_that_another_product_reads_lies_row_by_row(small_blocks):
@@ -75,7 +75,7 @@ def test_a_product_that_another_product_reads_lies_row_by_row(small_blocks):
             return self.second(self.first(x)).sigmoid()
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
-    assert blocks_of(cell.infer) == [(2, DIM // 2)]  # the second, which only the kernel reads
+    assert blocks_of(cell.infer.forward) == [(2, DIM // 2)]  # the second, which only the kernel reads
 
 
 @pytest.mark.parametrize("parts", [(1, 5), (2, 4), (2, 2, 2), (3, 3), (6,), (1, 2, 3)])
@@ -134,7 +134,7 @@ def test_the_product_of_a_concatenation_is_split_where_that_saves_products(small
             return a * one + b.tanh(), c * one
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows(), rows()))
-    assert len(blocks_of(cell.infer)) == 2
+    assert len(blocks_of(cell.infer.forward)) == 2
 
 
 def test_a_concatenation_that_nothing_else_reads_is_one_product(small_blocks):
@@ -147,8 +147,8 @@ def test_a_concatenation_that_nothing_else_reads_is_one_product(small_blocks):
             return self.both(torch.cat((x, y))).tanh()
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows(), rows()))
-    assert len(blocks_of(cell.infer)) == 1
-    assert " mm(" not in launch_of(cell.infer)
+    assert len(blocks_of(cell.infer.forward)) == 1
+    assert " mm(" not in launch_of(cell.infer.forward)
 
 
 def test_rows_of_a_concatenated_matrix(small_blocks):
@@ -169,7 +169,7 @@ def test_matrices_are_gathered_at_most_once(small_blocks):
     """Both matrices are read where they lie, or by torch where they lie side by side for the product of both."""
     columns = [rows(DIM, DIM), rows(), rows(DIM, DIM), rows()]
     cell = the_cell(assert_equal(edbatch.cell(BinaryMV(DIM).double()), *columns))
-    assert launch_of(cell.infer).count("read") == (0 if blas.gemm(torch.float64) else 2)  # the vectors
+    assert launch_of(cell.infer.forward).count("read") == (0 if blas.gemm(torch.float64) else 2)  # the vectors
 
 
 @pytest.mark.parametrize("threads", [1, 2])
@@ -181,13 +181,13 @@ def test_sizes_at_which_blocks_are_used(compiled, threads):
         batched = assert_equal(edbatch.cell(BinaryTreeLSTM(128)), *columns, tolerance=1e-4)
     finally:
         torch.set_num_threads(before)
-    assert blocks_of(the_cell(batched).infer) == [(8, 128) if blas.gemm(torch.float32) else (2, 512)]
+    assert blocks_of(the_cell(batched).infer.forward) == [(8, 128) if blas.gemm(torch.float32) else (2, 512)]
 
 
 def test_a_chain_at_sizes_at_which_blocks_are_used(compiled):
     columns = [rows(130, dtype=torch.float32, number=20) for _ in range(3)]
     batched = assert_equal(edbatch.cell(WideGates(130)), *columns, tolerance=1e-4)
-    assert (4, 130) in blocks_of(the_cell(batched).infer)
+    assert (4, 130) in blocks_of(the_cell(batched).infer.forward)
 
 
 class WideGates(nn.Module):
@@ -223,8 +223,8 @@ class Pieces(nn.Module):
 @pytest.mark.parametrize("turned", [True, False])
 def test_products_of_one_shape_are_one_batched_product(small_blocks, turned):
     cell = the_cell(assert_equal(edbatch.cell(Pieces(turned=turned).double()), rows(), rows(), rows()))
-    assert len(blocks_of(cell.infer)) == 1
-    assert " mm(" not in launch_of(cell.infer)
+    assert len(blocks_of(cell.infer.forward)) == 1
+    assert " mm(" not in launch_of(cell.infer.forward)
 
 
 def test_one_of_the_products_is_a_result(small_blocks):
@@ -246,7 +246,7 @@ def test_operands_that_are_gathered_viewed_and_kept(small_blocks, name):
     model = workload.make(corpus, hidden=4).double()
     batched = edbatch.batch(model, stack=False)
     edbatch.check(batched, corpus.train)
-    trainings = [training for cell in fused_cells(batched) for training in cell._trainings.values()]
+    trainings = [training for cell in fused_cells(batched) for training in cell.trainings.values()]
     assert any(blocks_of(training.forward) for training in trainings)
 
 
@@ -290,4 +290,4 @@ def test_an_odd_number_of_gates(small_blocks, gates, width, blocks):
             return sum(gate.tanh() * i for i, gate in enumerate(self.layer(x).chunk(gates), 1))
 
     cell = the_cell(assert_equal(edbatch.cell(Cell().double()), rows()))
-    assert blocks_of(cell.infer) == [blocks]
+    assert blocks_of(cell.infer.forward) == [blocks]

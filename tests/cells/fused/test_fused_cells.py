@@ -15,8 +15,8 @@ def test_a_tree_lstm_node_is_two_kernels_and_one_product(compiled):
     batched = assert_equal(edbatch.cell(BinaryTreeLSTM(DIM)), *[rows(dtype=torch.float32) for _ in range(4)],
                            tolerance=1e-5)  # fmt: skip
     cell = the_cell(batched)
-    assert calls(cell.infer) == (2, 1)
-    (training,) = cell._trainings.values()
+    assert calls(cell.infer.forward) == (2, 1)
+    (training,) = cell.trainings.values()
     assert calls(training.forward) == (2, 1)
     kernels, products = calls(training.backward)
     assert products <= 3  # of gradients of operands; those of weights wait for the end
@@ -29,8 +29,8 @@ def test_an_lstm_cell_is_one_kernel_and_two_products(compiled):
     h1, c1 = batched(x, list(zip(h, c, strict=True)))
     (h1.sum() + c1.sum()).backward()
     cell = the_cell(batched)
-    assert calls(cell.infer) == (1, 2)
-    (training,) = cell._trainings.values()
+    assert calls(cell.infer.forward) == (1, 2)
+    (training,) = cell.trainings.values()
     assert calls(training.forward) == (1, 2)
     assert calls(training.backward) == (1, 0)  # no operand wants a gradient
 
@@ -38,14 +38,14 @@ def test_an_lstm_cell_is_one_kernel_and_two_products(compiled):
 def test_eight_products_of_two_operands_become_two(compiled):
     batched = assert_equal(edbatch.cell(Gates().double()), rows(), rows(), rows())
     cell = the_cell(batched)
-    assert calls(cell.infer) == (1, 2)
-    (training,) = cell._trainings.values()
+    assert calls(cell.infer.forward) == (1, 2)
+    (training,) = cell.trainings.values()
     assert calls(training.backward)[1] <= 4  # of eight
 
 
 def test_generated_code_is_for_people(compiled):
     batched = assert_equal(edbatch.cell(Gates().double()), rows(), rows(), rows())
-    program = the_cell(batched).infer
+    program = the_cell(batched).infer.forward
     compile(program.source, "<launch>", "exec")
     assert "def launch(b" in program.source
     (kernel,) = program.kernels
@@ -62,7 +62,7 @@ def test_kernels_do_not_depend_on_sizes_or_names(compiled):
     for size in (4, 6):
         batched = edbatch.batch(edbatch.cell(BinaryTreeLSTM(size)))
         batched(*[rows(size, dtype=torch.float32, grad=False) for _ in range(4)])
-        (training,) = the_cell(batched)._trainings.values()
+        (training,) = the_cell(batched).trainings.values()
         sources.append((training.forward.kernels, training.backward.kernels))
     assert sources[0] == sources[1]
 
@@ -70,7 +70,7 @@ def test_kernels_do_not_depend_on_sizes_or_names(compiled):
 def test_an_unknown_op_stays_a_torch_op(compiled):
     function = edbatch.cell(lambda x: torch.special.i0(torch.tanh(x)) * x + torch.cumsum(x.sigmoid(), 0))
     batched = assert_equal(function, rows())
-    source = the_cell(batched).infer.source
+    source = the_cell(batched).infer.forward.source
     assert "i0_default(" in source
     assert "cumsum(" in source
     assert "kernel0(" in source
@@ -82,15 +82,15 @@ def test_an_unknown_op_stays_a_torch_op(compiled):
 def test_a_product_lies_where_the_only_result_made_of_it_goes(compiled):
     batched = assert_equal(edbatch.cell(nn.Sequential(nn.Linear(DIM, DIM), nn.Tanh()).double()), rows())
     cell = the_cell(batched)
-    assert "scratch" not in cell.infer.source
-    (training,) = cell._trainings.values()
+    assert "scratch" not in cell.infer.forward.source
+    (training,) = cell.trainings.values()
     assert "scratch" not in training.forward.source
 
 
 def test_only_one_of_two_products_lies_where_their_sum_goes(compiled):
     first, second = nn.Linear(DIM, DIM).double(), nn.Linear(DIM, DIM).double()
     batched = assert_equal(edbatch.cell(lambda x, y: (first(x) * second(y)).tanh()), rows(), rows())
-    assert the_cell(batched).infer.source.count("scratch(") == 1
+    assert the_cell(batched).infer.forward.source.count("scratch(") == 1
 
 
 def test_what_is_read_again_is_not_overwritten(compiled):
@@ -102,7 +102,7 @@ def test_what_is_read_again_is_not_overwritten(compiled):
         return y, torch.cat((y[2:].exp(), y[:2]))
 
     batched = assert_equal(edbatch.cell(turned), rows())
-    assert the_cell(batched).infer.source.count("scratch(") == 1
+    assert the_cell(batched).infer.forward.source.count("scratch(") == 1
 
 
 def test_a_product_that_a_stored_value_reads_before_the_last_is_not_overwritten(compiled):

@@ -46,7 +46,7 @@ def test_dtypes_that_kernels_do_not_know_run_as_torch_ops(compiled, dtype):
     x = (torch.randn(ROWS, DIM) * 5).to(dtype)
     batched = edbatch.batch(edbatch.cell(lambda x: x * 2 + x))
     assert torch.equal(batched(x), x * 2 + x)
-    assert the_cell(batched).infer.kernels == ()
+    assert the_cell(batched).infer.forward.kernels == ()
     if dtype.is_floating_point:
         x.requires_grad_()
         (gradient,) = torch.autograd.grad(batched(x).sum(), x)
@@ -63,14 +63,14 @@ def test_bfloat16_inside_a_float32_cell(compiled):
             return torch.tanh(self.linear(x.bfloat16())).float() * x
 
     batched = assert_equal(edbatch.cell(Inside()), rows(dtype=torch.float32), tolerance=2e-2)
-    assert all("bf16" not in k for k in the_cell(batched).infer.kernels)
+    assert all("bf16" not in k for k in the_cell(batched).infer.forward.kernels)
 
 
 def test_float64_is_exact(compiled):
     """Generated code of float64 uses exact functions: it is as near to torch as rounding allows."""
     functions = edbatch.cell(lambda x: (x.tanh(), x.sigmoid(), x.exp(), F.gelu(x), F.silu(x), F.softplus(x)))
     batched = assert_equal(functions, rows(), tolerance=1e-14)
-    (kernel,) = the_cell(batched).infer.kernels
+    (kernel,) = the_cell(batched).infer.forward.kernels
     assert "tanh_f64(" in kernel
 
 

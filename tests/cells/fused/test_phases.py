@@ -4,7 +4,7 @@ import pytest
 import torch
 from captured import VECTOR, WEIGHTS, op_names, simple_body
 
-from edbatch.cells.body.split import infer
+from edbatch.cells.body.split import inference as inference_of
 from edbatch.cells.fused.phases import LONGEST_CHAIN, Phases
 
 pytestmark = pytest.mark.usefixtures("inference")
@@ -18,7 +18,7 @@ def inference():
 
 def phases_of(function, *row, exact_math=False):
     body = simple_body(function, *row)
-    return Phases(body, infer(body), exact_math)
+    return Phases(body, inference_of(body).forward, exact_math)
 
 
 def names(phases, indices):

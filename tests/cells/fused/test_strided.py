@@ -107,7 +107,7 @@ class Turned(nn.Module):
 def test_inference_stacks_weights_without_torch(no_torch_prologue):
     model = Turned().double()
     batched = assert_equal(edbatch.cell(model), rows(), rows(), rows())
-    assert the_cell(batched).strided_prologue is not None
+    assert the_cell(batched)._strided is not None
     no_torch_prologue()
     columns = [rows(grad=False) for _ in range(3)]
     for _ in range(2):  # and never from weights of the day before
@@ -123,7 +123,7 @@ def test_what_else_a_prologue_computes_is_torchs(compiled):
             return x @ (self.weight * 2).t() + self.bias
 
     batched = assert_equal(edbatch.cell(Scaled(DIM, DIM).double()), rows())
-    assert [cell.strided_prologue for cell in fused_cells(batched)] == [None]
+    assert [cell._strided for cell in fused_cells(batched)] == [None]
 
 
 class Negative(nn.Module):

@@ -55,7 +55,7 @@ def batched(cell, compilation):
     """The function, and a check that it is as one by one, values and gradients."""
     batched = edbatch.batch(twice(cell))
     assert_as_one_by_one(batched, cell)
-    fused = [f for kernel in batched.pipeline.kernel_of.values() for f in kernel._fused]
+    fused = [f for kernel in batched.pipeline.kernel_of.values() for f in kernel.fused]
     assert bool(fused) == (compilation == "compiled")
     return batched
 

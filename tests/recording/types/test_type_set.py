@@ -28,7 +28,7 @@ def test_the_next_call_finds_it(case, key):
     first, second = recorded(batched, *columns), recorded(batched, *columns)
     assert first.type_set is second.type_set
     fresh = type_set.TypeSet.of(second.node_types)
-    for name in ("kernels", "names", "reasons", "arenas", "slot_arenas", "are_on_cpu", "can_differentiate"):
+    for name in ("kernels", "names", "reasons", "arenas", "slot_arenas", "can_differentiate"):
         assert getattr(fresh, name) == getattr(second.type_set, name), name
     assert (fresh.row_bytes == second.type_set.row_bytes).all()
 

@@ -23,7 +23,7 @@ from edbatch.bench import measure
 from edbatch.bench.kernels.cells_of_paper import CELLS
 from edbatch.bench.measure import BenchError
 from edbatch.cells.compiled import CompiledCell, compile_cell
-from edbatch.cells.kernel import Read
+from edbatch.cells.kernel import Compiling, Mask, Read
 from edbatch.inspection.cell_plan import plan_of
 from edbatch.pq.cell_layout import CellLayout
 from edbatch.runtime.binding import Binding
@@ -31,6 +31,7 @@ from edbatch.spec import Spec
 
 LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
 FUSED, PLAIN = "fused_microseconds", "plain_microseconds"
+FORMS = {FUSED: Compiling(on=True), PLAIN: Compiling(on=False)}
 BURST_SECONDS = 1e-3  # quick calls are timed several at a time
 MAX_BURST = 50
 
@@ -85,8 +86,7 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
     check(cell, module)
     calls: dict[str, Callable[[], object]] = {}
     for size in settings.batch_sizes:
-        calls[f"{FUSED} {size}"] = OneBatch(cell, size).fused
-        calls[f"{PLAIN} {size}"] = OneBatch(cell, size).plain
+        calls |= {f"{form} {size}": OneBatch(cell, size, compiling) for form, compiling in FORMS.items()}
     bursts = {name: _burst(call) for name, call in calls.items()}
     contenders: dict[str, Callable[[], object]] = {s: partial(_repeat, calls[s], bursts[s]) for s in calls}
     advance()
@@ -103,35 +103,39 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
                 str(size): rounds.spread(f"{kind} {size}").scaled(1e6 / bursts[f"{kind} {size}"])._asdict()
                 for size in settings.batch_sizes
             }
-            for kind in (FUSED, PLAIN)
+            for kind in FORMS
         },
     }
 
 
 class OneBatch(Binding):
-    """Random rows of a cell, and its programs ready to run on them: one batch, which needs no plan."""
+    """Random rows of a cell, and a form of it ready to run on them: one batch, which needs no plan."""
 
-    def __init__(self, cell: CompiledCell, size: int) -> None:
-        self._cell, self._size = cell, size
-        self.operands = [spec.empty(size).normal_() for spec in cell.rows]
-        self.outs = [spec.empty(size) for spec in cell.outputs]
-        self._index, self._numbers = np.arange(size), np.array([size, *[0] * (1 + len(self.operands))])
+    def __init__(self, cell: CompiledCell, size: int, compiling: Compiling) -> None:
+        self._size = size
+        self.rows_of = [spec.empty(size).normal_() for spec in cell.rows]
+        self.results = [spec.empty(size) for spec in cell.outputs]
+        self._index, self._numbers = np.arange(size), np.array([size, *[0] * (1 + len(self.rows_of))])
         self.starts = self._numbers.ctypes.data + self._numbers.itemsize  # zeros: rows are in order
         self.head = self._numbers.ctypes.data, self.starts, self._index.ctypes.data, 1
         self._held: list[Any] = []
         self._memory: dict[int, Tensor] = {}
-        fused = cell.fused((Read.ROWS,) * len(self.operands), exact_math=False)
-        assert fused is not None, "these cells can be fused"
+        form = cell.form((Read.ROWS,) * len(self.rows_of), compiling)
         with torch.no_grad():
-            self.pro = fused.prologue(cell.bound)
-        self._launch = fused.infer.bind(self)
-        self._plain_pro = cell.prologue(cell.bound)
+            self.pro = form.prologue(cell.bound)
+        self._launch = form.infer.forward.bind(self)
 
-    def fused(self) -> None:
+    def __call__(self) -> None:
         self._launch(0)
 
-    def plain(self) -> None:
-        self._cell.infer(self._size, self.operands, self._plain_pro, self.outs)
+    def operands(self, b: int, read: Mask | None = None) -> list[Any]:
+        return self.rows_of
+
+    def outs(self, b: int) -> list[Any]:
+        return self.results
+
+    def saved(self, b: int) -> list[Tensor]:
+        return []
 
     @property
     def sizes(self) -> list[int]:
@@ -142,17 +146,17 @@ class OneBatch(Binding):
         return [0]
 
     def arena(self, slot: int) -> int:
-        return self.operands[slot].data_ptr()
+        return self.rows_of[slot].data_ptr()
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
-        return lambda _: self.operands[slot]
+        return lambda _: self.rows_of[slot]
 
     def rows(self, slot: int) -> tuple[int, ...]:
-        return 1, self.operands[slot].data_ptr(), 0, 0, 0, 0
+        return 1, self.rows_of[slot].data_ptr(), 0, 0, 0, 0
 
     def tensor(self, group: str, number: int) -> Tensor:
         assert group == "outs", "it only infers"
-        return self.outs[number]
+        return self.results[number]
 
     def address(self, group: str, number: int) -> int:
         return self.tensor(group, number).data_ptr()
@@ -167,12 +171,12 @@ class OneBatch(Binding):
 
 def check(cell: CompiledCell, module: nn.Module) -> None:
     """Refuses a cell of which a batch differs from the module called on one row after the other."""
-    batch = OneBatch(cell, 3)
-    for run in (batch.fused, batch.plain):
-        run()
+    for compiling in FORMS.values():
+        batch = OneBatch(cell, 3, compiling)
+        batch()
         for i in range(3):
-            alone = tree_leaves(module(*[row[i] for row in batch.operands]))
-            if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, batch.outs, strict=True)):
+            alone = tree_leaves(module(*[row[i] for row in batch.rows_of]))
+            if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, batch.results, strict=True)):
                 raise BenchError(f"nothing was timed, because {cell.name} on three rows differs from one by one")
 
 

@@ -17,8 +17,9 @@ from torch import Tensor
 from edbatch.cells.body.body import Body, Op, Val
 from edbatch.cells.body.linear import MATRICES, PRODUCT, PRODUCTS
 from edbatch.cells.body.program import Program
-from edbatch.cells.body.split import infer, prologue
+from edbatch.cells.body.split import prologue
 from edbatch.cells.eager import EagerKernel
+from edbatch.cells.in_order import InOrder
 from edbatch.runtime.execution import Execution
 
 aten = torch.ops.aten
@@ -59,8 +60,7 @@ def launched(execution: Execution) -> list[Launched]:
 
 def left_out(execution: Execution) -> list[str]:
     """The types whose products are unknown: they run as the user wrote them."""
-    kernels = zip(execution.types, execution.kernels, strict=True)
-    return [node_type.name for node_type, kernel in kernels if isinstance(kernel, EagerKernel)]
+    return [node_type.name for node_type in execution.types if isinstance(node_type.kernel, EagerKernel | InOrder)]
 
 
 class _Programs:
@@ -69,15 +69,12 @@ class _Programs:
     def __init__(self, execution: Execution, t: int) -> None:
         self.type = t
         self.programs: dict[str, tuple[Body, Program]] = {}
-        kernel, training = execution.kernels[t], execution.training[t]
-        if not hasattr(kernel, "body"):
-            return
-        self.programs["prologue"] = kernel.body, prologue(kernel.body)
-        if training is None:
-            self.programs["forward"] = kernel.body, infer(kernel.body)
-        else:
-            plan = training.plan
-            self.programs |= {name: (plan.body, getattr(plan, name)) for name in ("forward", "backward", "finish")}
+        split = execution.programs[t].split
+        if split is not None:
+            head = split.body.head()
+            self.programs["prologue"] = head, prologue(head)
+            named = {"forward": split.forward, "backward": split.backward, "finish": split.finish}
+            self.programs |= {name: (split.body, program) for name, program in named.items() if program is not None}
 
     def products(self, name: str, num_rows: int) -> Iterator[Launched]:
         if name in self.programs:

@@ -37,6 +37,14 @@ class Program:
     sums: tuple[tuple[int, Val], ...] = ()
     returns: tuple[Val | None, ...] | None = None
 
+    def read(self, group: str) -> frozenset[int]:
+        """The numbers of the buffers of a group that it reads."""
+        return frozenset(place.number for place in self.inputs.values() if place.group == group)
+
+    def reads(self, group: str, count: int) -> tuple[bool, ...]:
+        """The same as a mask."""
+        return tuple(map(self.read(group).__contains__, range(count)))
+
 
 @dataclass(frozen=True)
 class Emitted:

@@ -25,14 +25,14 @@ aten = torch.ops.aten
 @dataclass(frozen=True)
 class Split:
     """The programs, over `body` (the cell's body and what the split added), and the specs of what is kept between
-    them."""
+    them. Inference has only `forward`."""
 
     body: Body
     forward: Program
-    backward: Program
-    finish: Program
-    saved: tuple[Spec, ...]
-    deferred: tuple[Spec, ...]
+    backward: Program | None = None
+    finish: Program | None = None
+    saved: tuple[Spec, ...] = ()
+    deferred: tuple[Spec, ...] = ()
 
 
 def prologue_values(body: Body) -> tuple[Val, ...]:
@@ -50,12 +50,12 @@ def prologue(body: Body) -> Program:
     return Program("prologue", "given, take", inputs, ops, returns=wanted)
 
 
-def infer(body: Body) -> Program:
+def inference(body: Body) -> Split:
     """Outputs only."""
     places = _Places(body)
     ops, inputs = places.walk(body.outputs, stored=False)
     dests = {Place("outs", k): v for k, v in enumerate(body.outputs)}
-    return Program("infer", "B, rows, pro, outs", inputs, ops, dests)
+    return Split(body, Program("infer", "B, rows, pro, outs, saved", inputs, ops, dests))
 
 
 def split(

@@ -10,7 +10,6 @@ saved values are written where they belong; gradients of operands are added to t
 from __future__ import annotations
 
 import math
-import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -21,15 +20,18 @@ import torch
 
 from edbatch.cells.body.body import Body, Val
 from edbatch.cells.body.program import Place, Program
+from edbatch.cells.fused.bind_text import BindText
 from edbatch.cells.fused.library.native import compile_kernels
 from edbatch.cells.fused.loops.kernel_text import Kernel, Memory
 from edbatch.cells.fused.loops.loops import Loops
 from edbatch.cells.fused.loops.pointwise import DTYPES
+from edbatch.cells.fused.memory import FusedMemory
 from edbatch.cells.fused.phases import Phases
-from edbatch.cells.fused.products import FusedProducts
+from edbatch.cells.fused.products import Products
 from edbatch.cells.kernel import Reads, TooLong
-from edbatch.cells.torch_ops.emit import Forms, add_up
+from edbatch.cells.torch_ops.emit import add_up
 from edbatch.cells.torch_ops.rules import batched, shared
+from edbatch.cells.torch_ops.tensors import Forms
 from edbatch.spec import Spec
 from edbatch.torch_state.surroundings import inside
 
@@ -85,118 +87,115 @@ class _SameDepth:
         sys.setrecursionlimit(self._before)
 
 
-class _Fuser(FusedProducts):
+class _Fuser:
     def __init__(self, body: Body, program: Program, reads: Reads, exact_math: bool) -> None:
-        super().__init__(body, program, reads, Phases(body, program, exact_math))
-        self.exact_math, self.level = exact_math, self.phases.level
+        self.body, self.program, self.exact_math = body, program, exact_math
+        self.phases = Phases(body, program, exact_math)
+        self.text = BindText()
+        self.memory = FusedMemory(body, program, reads, self.phases, self.text)
+        self.products = Products(self.memory, program)
         self.kernels: list[Kernel] = []
         self.gradients = {  # of operands whose rows kernels know: slot -> value
             slot: value.index
             for slot, value in enumerate(program.returns or ())
-            if value is not None and self._is_indexed(slot)
+            if value is not None and self.memory.is_indexed(slot)
         }
         self.scatters = tuple(self.gradients)
 
     def emit(self, name: str) -> Fused:
-        wanted = self._as_tensors()
-        stored = [i for i in self.program.ops if i in self.soft and i in wanted]
-        for phase in range(max(self.level.values(), default=0) + 1):
-            self._emit_kernel(phase, [i for i in stored if self.level[i] == phase])
+        wanted, level = self.products.as_tensors(), self.phases.level
+        stored = [i for i in self.program.ops if i in self.phases.soft and i in wanted]
+        for phase in range(max(level.values(), default=0) + 1):
+            self._emit_kernel(phase, [i for i in stored if level[i] == phase])
             for index in self.phases.hard:
-                if self.level[index] == phase and not self._take(index):
-                    self._emit_products()
+                if level[index] == phase and not self.products.take(index):
+                    self.products.emit_waiting()
                     self._emit_torch(index)
-            self._emit_products()
+            self.products.emit_waiting()
         self._emit_rest()
         return self._bind(name)
 
     def _emit_kernel(self, phase: int, stored: Sequence[int]) -> None:
         """One kernel that stores soft values, and adds gradients that are known by now to their rows."""
-        loops = Loops(self.body, self.find, self.exact_math)
+        memory = self.memory
+        loops = Loops(self.body, memory.find, self.exact_math)
         homes: dict[int, Place | str] = {}
         for index in stored:
             spec = self.body.spec(Val(index))
             width, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
-            places = self.places.pop(index, ())
+            places = memory.places.pop(index, ())
             for place in places:
-                loops.store(index, self._own(place, width, dtype))
+                loops.store(index, memory.own(place, width, dtype))
             if not places:
-                self._scratch(index, spec.shape)
-                loops.store(index, self._memory(index, "scratch", width, dtype))
+                memory.put_in_scratch(index, spec.shape)
+                loops.store(index, memory.memory(index, "scratch", width, dtype))
             homes[index] = places[0] if places else "scratch"
         for slot, index in list(self.gradients.items()):
-            if index in self.soft and self.level[index] == phase:
+            if index in self.phases.soft and self.phases.level[index] == phase:
                 self._scatter(loops, slot)
         self._run(loops)
-        self.home.update(homes)  # from now on they are read, not computed
+        memory.home.update(homes)  # from now on they are read, not computed
 
     def _emit_torch(self, index: int) -> None:
-        value, op = Val(index), self.body.op(index)
+        value, op, memory, tensors = Val(index), self.body.op(index), self.memory, self.memory.tensors
         assert op is not None
-        if index in self.blocks:
-            self._emit_blocks(index, op)
+        if index in memory.blocks:
+            self.products.emit_blocks(index, op)
             return
-        code = batched(self, op) if self.body.is_row[index] else shared(self, op)
-        shape = code.form or self._own_form(index)
-        home = self._goes_to(index)
+        code = batched(tensors, op) if self.body.is_row[index] else shared(tensors, op)
+        shape = code.form or tensors.own_form(index)
+        home = memory.goes_to(index)
         if home is not None:
-            self.home[index] = home
-            if code.out:
-                self.lines.append(code.writing(self.form(value, shape)))
-            else:
-                self.lines.append(f"{self.form(value, shape)}.copy_({code.text})")
+            memory.home[index] = home
+            result = tensors.form(value, shape)
+            self.text.launch.line(code.writing(result) if code.out else f"{result}.copy_({code.text})")
         elif code.out and isinstance(op.spec, Spec) and self.body.is_row[index] and shape[:1] != ("flat",):
-            self.home[index] = "scratch"
-            self._scratch(index, shape)
-            self.lines.append(code.writing(self.form(value, shape)))
+            memory.home[index] = "scratch"
+            memory.put_in_scratch(index, shape)
+            self.text.launch.line(code.writing(tensors.form(value, shape)))
         else:
-            name = self.assign(value, code.text, pinned=True)
-            self.memory[index] = Forms({shape: name}, pinned=True)
+            name = tensors.assign(value, code.text, pinned=True)
+            tensors.memory[index] = Forms({shape: name}, pinned=True)
 
     def _emit_rest(self) -> None:
         """Results that are no fresh values, gradients of operands, and sums."""
-        loops = Loops(self.body, self.find, self.exact_math)
-        for index, places in self.places.items():
+        memory, line = self.memory, self.text.launch.line
+        loops = Loops(self.body, memory.find, self.exact_math)
+        for index, places in memory.places.items():
             spec = self.body.spec(Val(index))
             for place in places:
                 if spec.dtype in DTYPES:
-                    loops.store(index, self._own(place, math.prod(spec.shape), DTYPES[spec.dtype]))
+                    loops.store(index, memory.own(place, math.prod(spec.shape), DTYPES[spec.dtype]))
                 else:
-                    self.lines.append(f"{self._buffer(place)}.narrow(0, w, B).copy_({self.raw(Val(index))})")
+                    line(f"{memory.buffer(place)}.narrow(0, w, B).copy_({memory.tensors.raw(Val(index))})")
         for slot in list(self.gradients):
             self._scatter(loops, slot)
         self._run(loops)
         for slot, value in enumerate(self.program.returns or ()):
-            if value is not None and not self._is_indexed(slot):
-                add = self._bound(f"add{slot}", f"x.adder({slot})")
-                self.lines.append(f"{add}(b, {self.raw(value)})")
+            if value is not None and not memory.is_indexed(slot):
+                add = self.text.bound(f"add{slot}", f"x.adder({slot})")
+                line(f"{add}(b, {memory.tensors.raw(value)})")
         for key, value in self.program.sums:
-            self.lines.append(f"{self.object(add_up)}({self._bound('sums', 'x.sums')}, {key}, {self.row(value)})")
+            sums = self.text.bound("sums", "x.sums")
+            line(f"{memory.tensors.object(add_up)}({sums}, {key}, {memory.tensors.row(value)})")
 
     def _scatter(self, loops: Loops, slot: int) -> None:
         spec = self.body.rows[slot]
-        target = self._bound(f"gradient{slot}", f"x.gradient({slot})")
+        target = self.text.bound(f"gradient{slot}", f"x.gradient({slot})")
         width, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
-        start, way = self._of_slot("starts", slot), self._of_slot("ways", slot)
+        start, way = self.memory.of_slot("starts", slot), self.memory.of_slot("ways", slot)
         loops.scatter(self.gradients.pop(slot), Memory(target, "index", width, dtype, start, way))
 
     def _run(self, loops: Loops) -> None:
         if not loops.is_empty:
             kernel = loops.kernel()
-            self._call(f"kernel{len(self.kernels)}", kernel.arguments)
+            self.text.call(f"kernel{len(self.kernels)}", kernel.arguments)
             self.kernels.append(kernel)
 
     def _bind(self, name: str) -> Fused:
-        lines = self.lines or ["pass"]
-        if re.search(r"\b[Bw]\b", "\n".join(lines)):
-            self.prelude |= {"n": "x.sizes", "own": "x.own"}
-            lines = ["B, w = n[b], own[b]", *lines]
-        before = [f"{k} = {text}" for k, text in self.prelude.items()]
-        launch = ["def launch(b, memory=(x, given)):  # addresses keep nothing alive"]
-        launch += [f"    {line}" for line in lines]
-        source = "\n    ".join(["def bind(x):", *before, *self._given(), *launch, "return launch\n"])
-        functions = compile_kernels([k.source for k in self.kernels], name)
-        namespace = dict(self.namespace) | {f"kernel{i}": f for i, f in enumerate(functions)}
+        source, kernels = self.text.source(), tuple(k.source for k in self.kernels)
+        functions = compile_kernels(list(kernels), name)
+        namespace = self.text.launch.namespace | {f"kernel{i}": f for i, f in enumerate(functions)}
         exec(compile(source, f"<{self.program.name} of {name}>", "exec"), namespace)
-        kernels = tuple(k.source for k in self.kernels)
-        return Fused(namespace["bind"], source, kernels, tuple(self.products), self.scatters, self.by_address)
+        counted, by_address = tuple(self.products.counted), self.memory.by_address
+        return Fused(namespace["bind"], source, kernels, counted, self.scatters, by_address)

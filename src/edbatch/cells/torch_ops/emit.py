@@ -7,9 +7,6 @@ memory of an operand that dies with it; temporaries are dropped at their last us
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,10 +15,10 @@ from edbatch.cells.body.body import VIEWS, Body, Op, Val, find_vals
 from edbatch.cells.body.program import Emitted, Program
 from edbatch.cells.torch_ops.rule_types import Code, Mapped
 from edbatch.cells.torch_ops.rules import batched, shared
-from edbatch.spec import Spec
+from edbatch.cells.torch_ops.tensors import Forms, Tensors
+from edbatch.cells.torch_ops.writer import Writer
 
 aten = torch.ops.aten
-Form = tuple[Any, ...]
 
 
 def emit(body: Body, program: Program) -> Emitted:
@@ -29,97 +26,22 @@ def emit(body: Body, program: Program) -> Emitted:
     return Emitter(body, program).run()
 
 
-@dataclass
-class Forms:
-    """A tensor and its reshaped forms; `own` memory was made by this program and may be taken over, `pinned` is a
-    buffer."""
-
-    forms: dict[Form, str]
-    own: bool = False
-    pinned: bool = False
-
-
 class Emitter:
     def __init__(self, body: Body, program: Program) -> None:
         self.body, self.program = body, program
-        self.lines: list[str] = []
-        self.namespace: dict[str, Any] = {}
-        self.memory: dict[int, Forms] = {}
-        self.kept: dict[int, list[str]] = {}  # root -> local names to drop when it dies
-        self.count = 0
+        self.writer = Writer()
         self.roots = self._roots()
+        self.tensors = Tensors(body, self.writer, self.roots)
+        self.memory = self.tensors.memory
         self.last_use = self._last_uses()
         self.dests: dict[int, Forms] = {}
         self.scratch: set[int] = set()
 
-    # What rules ask.
-    def is_row(self, value: Val) -> bool:
-        return self.body.is_row[value.index]
-
-    def spec(self, value: Val) -> Spec:
-        return self.body.spec(value)
-
-    def row(self, value: Val, shape: Sequence[int] | None = None) -> str:
-        """The name of a value as [B, *shape]."""
-        return self.form(value, tuple(self.spec(value).shape if shape is None else shape))
-
-    def flat(self, value: Val, width: int) -> str:
-        """The name of a value as [-1, width]."""
-        return self.form(value, flat_form(self.spec(value).shape, width))
-
-    def every(self, value: Val) -> str:
-        """The name of a value as [B, *shape], shared ones repeated (without a copy)."""
-        if self.is_row(value):
-            return self.row(value)
-        return f"{self.raw(value)}.expand({_size(self.spec(value).shape)})"
-
-    def raw(self, tree: Any) -> str:
-        if isinstance(tree, Val):
-            spec = self.body.specs[tree.index]
-            return self.form(tree, spec.shape if isinstance(spec, Spec) else ())
-        if isinstance(tree, (tuple, list)):
-            return "(" + "".join(self.raw(item) + ", " for item in tree) + ")"
-        if tree is None or isinstance(tree, (bool, int, str)) or (isinstance(tree, float) and math.isfinite(tree)):
-            return repr(tree)
-        return self.object(tree)
-
-    def object(self, thing: Any) -> str:
-        """A name in the function's globals."""
-        for name, known in self.namespace.items():
-            if known is thing:
-                return name
-        base = str(getattr(thing, "__name__", "k")).replace(".", "_")
-        base = base if base.isidentifier() and base not in _TAKEN else "k"
-        name, number = base, 0
-        while name in self.namespace:
-            number += 1
-            name = f"{base}{number}"
-        self.namespace[name] = thing
-        return name
-
-    def form(self, value: Val, form: Form) -> str:
-        memory = self.memory[value.index]
-        if form not in memory.forms:
-            source = next(iter(memory.forms.values()))
-            if form[:1] == ("flat",):
-                size = f"-1, {form[1]}" if form[1] else f"B * {math.prod(self.spec(value).shape[:-1])}, 0"
-            else:
-                size = _size(form) if self.is_row(value) else f"{form}"
-            memory.forms[form] = self.assign(value, f"{source}.reshape({size})", memory.pinned)
-        return memory.forms[form]
-
-    # Writing.
-    def assign(self, value: Val, text: str, pinned: bool = False) -> str:
-        name = f"t{self.count}"
-        self.count += 1
-        self.lines.append(f"{name} = {text}")
-        if not pinned:
-            self.kept.setdefault(self.roots[value.index], []).append(name)
-        return name
-
     def run(self) -> Emitted:
         for index, place in self.program.inputs.items():
-            self.memory[index] = Forms({self._own_form(index) if place.shape is None else place.shape: place.text})
+            self.memory[index] = Forms(
+                {self.tensors.own_form(index) if place.shape is None else place.shape: place.text}
+            )
         self._place_destinations()
         for index in self.program.inputs:
             self._add_sums(Val(index))
@@ -132,10 +54,10 @@ class Emitter:
         for place, value in self.program.dests.items():
             text = place.text
             if self.dests.get(value.index) is None or text not in self.dests[value.index].forms.values():
-                self.lines.append(f"{text}.copy_({self.raw(value)})")
+                self.writer.line(f"{text}.copy_({self.tensors.raw(value)})")
         if self.program.returns is not None:
-            texts = ["None" if v is None else self.raw(v) for v in self.program.returns]
-            self.lines.append(f"return ({''.join(t + ', ' for t in texts)})")
+            texts = ["None" if v is None else self.tensors.raw(v) for v in self.program.returns]
+            self.writer.line(f"return ({''.join(t + ', ' for t in texts)})")
         return self._compile()
 
     def _emit_op(self, position: int, value: Val, op: Op) -> None:
@@ -143,25 +65,27 @@ class Emitter:
         if op.target is aten.view.default:  # another form of the same memory
             self.memory[index] = self.memory[op.args[0].index]
             return
-        code = batched(self, op) if self.is_row(value) else shared(self, op)
-        form = code.form or self._own_form(index)
+        code = batched(self.tensors, op) if self.tensors.is_row(value) else shared(self.tensors, op)
+        form = code.form or self.tensors.own_form(index)
         dest = self.dests.get(index)
         if dest is not None and code.out:
             self.memory[index] = dest
-            self.lines.append(code.writing(self.form(value, form)))
+            self.writer.line(code.writing(self.tensors.form(value, form)))
         elif dest is not None and index not in self.scratch:
             self.memory[index] = dest
-            self.lines.append(f"{self.form(value, form)}.copy_({code.text})")
+            self.writer.line(f"{self.tensors.form(value, form)}.copy_({code.text})")
         elif (taken := self._take_over(position, op, code)) is not None:
-            name = self.form(taken, form)
+            name = self.tensors.form(taken, form)
             self.memory[index] = Forms({form: name}, own=True)
-            self.kept.setdefault(self.roots[index], []).extend(self.kept.pop(self.roots[taken.index], []))
-            self.lines.append(code.writing(name))
+            self.tensors.kept.setdefault(self.roots[index], []).extend(
+                self.tensors.kept.pop(self.roots[taken.index], [])
+            )
+            self.writer.line(code.writing(name))
         elif code.out and self.program.name == "prologue":
-            text = code.writing(f"take({self.object(op.spec)})")
-            self.memory[index] = Forms({form: self.assign(value, text)}, own=True)
+            text = code.writing(f"take({self.writer.object(op.spec)})")
+            self.memory[index] = Forms({form: self.tensors.assign(value, text)}, own=True)
         else:
-            self.memory[index] = Forms({form: self.assign(value, code.text)}, own=not code.view)
+            self.memory[index] = Forms({form: self.tensors.assign(value, code.text)}, own=not code.view)
 
     def _take_over(self, position: int, op: Op, code: Code) -> Val | None:
         """An operand whose memory may hold the result."""
@@ -195,7 +119,7 @@ class Emitter:
                 and self.roots[base] == base
                 and self.body.is_row[base]
             ):
-                self.dests[base] = Forms({self._own_form(value.index): place.text}, pinned=True)
+                self.dests[base] = Forms({self.tensors.own_form(value.index): place.text}, pinned=True)
                 if value.index != base:
                     self.dests[value.index] = self.dests[base]
         position_of = {index: position for position, index in enumerate(self.program.ops)}
@@ -220,12 +144,17 @@ class Emitter:
         root = self.roots[operand.index]
         same_memory = [v for v in op.operands if self.roots[v.index] == root]
         last = self.last_use.get(root) == position and root not in self.program.inputs
-        return last and len(same_memory) == 1 and self.is_row(operand) and self.body.specs[operand.index] == op.spec
+        return (
+            last
+            and len(same_memory) == 1
+            and self.tensors.is_row(operand)
+            and self.body.specs[operand.index] == op.spec
+        )
 
     def _add_sums(self, value: Val) -> None:
         for key, summed in self.program.sums:
             if summed == value:
-                self.lines.append(f"{self.object(add_up)}(sums, {key}, {self.row(value)})")
+                self.writer.line(f"{self.writer.object(add_up)}(sums, {key}, {self.tensors.row(value)})")
 
     def _roots(self) -> dict[int, int]:
         """Per value the one whose memory it shares: itself, unless it is a view."""
@@ -249,21 +178,20 @@ class Emitter:
         return last
 
     def _drop(self, position: int) -> None:
-        dead = [root for root, names in self.kept.items() if names and self.last_use.get(root) == position]
-        names = [name for root in dead for name in self.kept.pop(root)]
+        dead = [root for root, names in self.tensors.kept.items() if names and self.last_use.get(root) == position]
+        names = [name for root in dead for name in self.tensors.kept.pop(root)]
         if names and position + 1 < len(self.program.ops):
-            self.lines.append(f"del {', '.join(names)}")
-
-    def _own_form(self, index: int) -> Form:
-        spec = self.body.specs[index]
-        return spec.shape if isinstance(spec, Spec) else ()
+            self.writer.line(f"del {', '.join(names)}")
 
     def _compile(self) -> Emitted:
-        lines = "\n    ".join(self.lines or ["pass"])
+        lines = "\n    ".join(self.writer.lines or ["pass"])
         source = f"def {self.program.name}({self.program.parameters}):\n    {lines}\n"
         code = compile(source, f"<{self.program.name} of a cell>", "exec")
         functions = []
-        for namespace in (dict(self.namespace), {name: _on_meta(thing) for name, thing in self.namespace.items()}):
+        for namespace in (
+            dict(self.writer.namespace),
+            {name: _on_meta(thing) for name, thing in self.writer.namespace.items()},
+        ):
             exec(code, namespace)
             functions.append(namespace[self.program.name])
         return Emitted(functions[0], functions[1], source)
@@ -277,15 +205,6 @@ def _on_meta(thing: Any) -> Any:
     return torch.device("meta") if isinstance(thing, torch.device) else thing
 
 
-_TAKEN = {"B", "N", "rows", "outs", "pro", "saved", "deferred", "sums", "out_grads", "given", "take"}
-
-
-def flat_form(shape: tuple[int, ...], width: int) -> Form:
-    """The key of [-1, width]: with one line per row it is the plain [B, width]."""
-    is_one = math.prod(shape) == width if width else math.prod(shape[:-1]) == 1
-    return (width,) if is_one else ("flat", width)
-
-
 def add_up(sums: dict[int, torch.Tensor], key: int, rows: torch.Tensor) -> None:
     """Adds the sum over a batch's rows to what earlier batches left."""
     total = rows.sum(0)
@@ -293,7 +212,3 @@ def add_up(sums: dict[int, torch.Tensor], key: int, rows: torch.Tensor) -> None:
         sums[key].add_(total)
     else:
         sums[key] = total
-
-
-def _size(shape: Sequence[int]) -> str:
-    return ", ".join(["B", *map(str, shape)])

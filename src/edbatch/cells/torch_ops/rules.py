@@ -9,25 +9,79 @@ from __future__ import annotations
 
 import math
 import operator
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from edbatch.cells.body.body import Across, Op, Val, constant
+from edbatch.cells.body.body import Across, Body, Op, Val, constant
+from edbatch.cells.body.program import Program
 from edbatch.cells.torch_ops import products
 from edbatch.cells.torch_ops.across import ACROSS
 from edbatch.cells.torch_ops.rule_types import Code, Names, Rule, Text, along, by_vmap, call, leading, pointwise
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
+USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # that all kernels take
 
 
 def batched(n: Names, op: Op) -> Code:
     """The code of an op whose result differs between rows."""
+    return _ruled(n, op) or by_vmap(n, op)
+
+
+def _ruled(n: Names, op: Op) -> Code | None:
     rule = RULES.get(op.target)
     if rule is None and torch.Tag.pointwise in getattr(op.target, "tags", ()):
         rule = pointwise(op.target)
-    return (rule(n, op) if rule else None) or by_vmap(n, op)
+    return rule(n, op) if rule else None
+
+
+def has_rules(body: Body, program: Program) -> bool:
+    """Whether all ops of a program have rules, and its values are usual ones: it can be emitted whenever it is needed.
+
+    What else vmap refuses shows only when it runs.
+    """
+    names = _NoNames(body)
+    return all(map(_is_usual, body.specs)) and all(
+        not body.is_row[index] or op.target is aten.view.default or _ruled(names, op) is not None
+        for index in program.ops
+        if (op := body.op(index)) is not None
+    )
+
+
+def _is_usual(spec: Any) -> bool:
+    if isinstance(spec, tuple):
+        return all(map(_is_usual, spec))
+    return not isinstance(spec, Spec) or (spec.dtype in USUAL and 0 not in spec.shape)
+
+
+class _NoNames:
+    """Answers rules while nothing is written yet."""
+
+    def __init__(self, body: Body) -> None:
+        self.body = body
+
+    def is_row(self, value: Val) -> bool:
+        return self.body.is_row[value.index]
+
+    def spec(self, value: Val) -> Spec:
+        return self.body.spec(value)
+
+    def row(self, value: Val, shape: Sequence[int] | None = None) -> str:
+        return ""
+
+    def flat(self, value: Val, width: int) -> str:
+        return ""
+
+    def every(self, value: Val) -> str:
+        return ""
+
+    def raw(self, tree: Any) -> str:
+        return ""
+
+    def object(self, thing: Any) -> str:
+        return ""
 
 
 def shared(n: Names, op: Op) -> Code:

@@ -30,8 +30,9 @@ _ROWS = 3
 class Verification:
     """The checks of a cell's programs."""
 
-    def __init__(self, body: Body, outputs: Sequence[Spec], prologue: Emitted) -> None:
-        self.body, self.rows, self.shared, self.outputs = body, body.rows, body.shared, outputs
+    def __init__(self, body: Body, prologue: Emitted) -> None:
+        self.body, self.rows, self.shared = body, body.rows, body.shared
+        self.outputs = tuple(map(body.spec, body.outputs))
         self.prologue = prologue
 
     def _is_cheap(self) -> bool:
@@ -61,7 +62,7 @@ class Verification:
     def _infer(self, scene: Scene, infer: Emitted) -> None:
         outs = scene.many(self.outputs)
         pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
-        scene.run(infer, _ROWS, scene.many(self.rows), pro, outs)
+        scene.run(infer, _ROWS, scene.many(self.rows), pro, outs, [])
         _compare("the outputs", outs, self.outputs, _ROWS)
 
     def _train(

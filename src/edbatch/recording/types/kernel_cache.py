@@ -186,7 +186,6 @@ def _capture(
 
     def compiled(constant: tuple[int, ...]) -> CompiledCell:
         made = compile_cell(_without_gradient(function, constant), rows, shared, name=name)
-        made.rehearse()
         return replace(made, constant=constant)
 
     if cell is not None and cell.options.batched:

@@ -85,7 +85,6 @@ class TypeSet:
     runs_alone: NDArray[np.bool_]
     only_sums: NDArray[np.bool_]  # types that only sum values
     can_differentiate: bool  # whether some output of some type can have a gradient at all
-    are_on_cpu: Mask
     arenas: tuple[Spec, ...]
     arena_of: dict[Spec, int]
     slot_arenas: list[list[int]]
@@ -117,7 +116,6 @@ class TypeSet:
             runs_alone=np.array([reason is not None for reason in reasons], dtype=np.bool_),
             only_sums=np.array([all(kind in SUMS for kind in t.slots) for t in types], dtype=np.bool_),
             can_differentiate=any(any(t.can_differentiate) for t in types),
-            are_on_cpu=tuple(_is_on_cpu(t) for t in types),
             arenas=arenas,
             arena_of=arena_of,
             slot_arenas=[[-1 if spec is None else arena_of[spec] for spec in specs] for specs in read],
@@ -159,11 +157,6 @@ class TypeSets:
 def _value(slot: Slot, spec: Spec | None) -> Spec | None:
     """The spec of what a slot reads if that is a value."""
     return None if slot == Slot.DATA else spec
-
-
-def _is_on_cpu(node_type: NodeType) -> bool:
-    specs = (*node_type.slot_specs, *node_type.kernel.outputs)
-    return all(spec is None or spec.device.type == "cpu" for spec in specs)
 
 
 def _num_bytes(spec: Spec) -> int:

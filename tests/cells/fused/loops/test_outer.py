@@ -42,7 +42,7 @@ def test_matrices_equal_one_by_one(name, dtype, compiled):
 
 def test_a_matrix_is_not_written(compiled):
     batched = assert_equal(edbatch.cell(lambda u, v, m: (m + outer(u, v)).tanh()), rows(M), rows(N), rows(M, N))
-    program = the_cell(batched).infer
+    program = the_cell(batched).infer.forward
     assert "scratch" not in program.source
     (kernel,) = program.kernels
     assert "for i in range(" in kernel
@@ -52,14 +52,14 @@ def test_a_matrix_is_not_written(compiled):
 def test_a_computed_column_is_written_first(compiled):
     """Kernels look the elements of a column up, so they must lie in memory."""
     batched = assert_equal(edbatch.cell(lambda u, v: outer(u.tanh(), v)), rows(M), rows(N))
-    assert "mul(" in the_cell(batched).infer.source
+    assert "mul(" in the_cell(batched).infer.forward.source
 
 
 def test_the_gradient_of_a_matrix_times_a_vector(compiled):
     """Of every example: a matrix of its own, as in MV-RNN; its gradient is the product of a column and a row."""
     linear = nn.Linear(M, N).double()
     batched = assert_equal(edbatch.cell(lambda m, v: linear(m @ v)), rows(M, N), rows(N))
-    (training,) = the_cell(batched)._trainings.values()
+    (training,) = the_cell(batched).trainings.values()
     assert "mul(" not in training.backward.source
 
 

@@ -92,7 +92,7 @@ def test_odd_rows(compiled, name, repeat, dtype):
     x = torch.cat([ODD.roll(i, 1) for i in range(6)]).to(dtype).repeat(1, repeat)
     batched = edbatch.batch(edbatch.cell(lambda x: getattr(x, name)(-1)))
     torch.testing.assert_close(batched(x), getattr(x, name)(-1), equal_nan=True)
-    assert calls(the_cell(batched).infer) == (1, 0)
+    assert calls(the_cell(batched).infer.forward) == (1, 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
@@ -164,7 +164,7 @@ class Wide(nn.Module):
 
 def test_products_that_lie_in_blocks(small_blocks):
     batched = assert_equal(edbatch.cell(Wide().double()), rows(), LABELS)
-    assert any(" * B * " in kernel for kernel in the_cell(batched).infer.kernels)
+    assert any(" * B * " in kernel for kernel in the_cell(batched).infer.forward.kernels)
 
 
 def test_ties_in_blocks(small_blocks):
@@ -193,8 +193,8 @@ def test_errors_are_not_larger_than_torchs(compiled, width, scale):
 def test_the_end_of_a_model_is_one_product_and_one_kernel(compiled):
     batched = assert_equal(edbatch.cell(LabelLoss(DIM, 6)), rows(dtype=torch.float32), LABELS, tolerance=1e-5)
     cell = the_cell(batched)
-    assert calls(cell.infer) == (1, 1)
-    (training,) = cell._trainings.values()
+    assert calls(cell.infer.forward) == (1, 1)
+    (training,) = cell.trainings.values()
     assert calls(training.forward) == (2, 1)  # the label first, for it is known before the product
     assert calls(training.backward) == (2, 1)
 
@@ -203,7 +203,7 @@ def test_elementwise_ops_beside_a_reduction_share_loops(compiled):
     """One loop per stage: the sum is taken where the elements are computed and stored."""
     batched = edbatch.batch(edbatch.cell(lambda x: (lambda y: (y, y.sum(), y * y.sum()))(x.tanh())))
     batched(rows(grad=False))
-    (kernel,) = the_cell(batched).infer.kernels
+    (kernel,) = the_cell(batched).infer.forward.kernels
     assert kernel.count("for j in range(") == 3  # of the row, of one element, of the row again
     assert kernel.count("tanh_f64(") == 2
 
@@ -217,7 +217,7 @@ def test_long_chains_are_cut(compiled):
         return x
 
     batched = assert_equal(edbatch.cell(chain), rows())
-    (training,) = the_cell(batched)._trainings.values()
+    (training,) = the_cell(batched).trainings.values()
     assert all(kernel.count("exp_f64(") <= LONGEST_CHAIN * (LONGEST_CHAIN + 1) for kernel in training.forward.kernels)
 
 

@@ -1,0 +1,41 @@
+"""The forms of a cell that have a body: what the emitters, torch ops and fused kernels, have in common.
+
+In: a body. Out: `Programs` for inference and for every choice of wanted gradients, each made once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cached_property
+
+from edbatch.cells.body.body import Body
+from edbatch.cells.body.split import Split, inference, split
+from edbatch.cells.kernel import Mask, Programs
+
+
+class BodyForm(ABC):
+    """A captured body, ready to be emitted.
+
+    Args:
+        sparse: the shared inputs whose gradients are sparse.
+    """
+
+    is_pure = True
+
+    def __init__(self, body: Body, sparse: frozenset[int]):
+        self.body, self.sparse = body, sparse
+        self.trainings: dict[tuple[Mask, Mask, Mask], Programs] = {}
+
+    @abstractmethod
+    def _emit(self, split: Split) -> Programs:
+        """The programs as code."""
+
+    @cached_property
+    def infer(self) -> Programs:
+        return self._emit(inference(self.body))
+
+    def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
+        key = (tuple(need_rows), tuple(need_shared), tuple(need_outs))
+        if key not in self.trainings:
+            self.trainings[key] = self._emit(split(self.body, *key, self.sparse))
+        return self.trainings[key]

@@ -1,0 +1,114 @@
+"""The values of a program as tensors: by which names the code knows them, and in which shapes. Rules ask it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from edbatch.cells.body.body import Body, Val
+from edbatch.cells.torch_ops.writer import Writer
+from edbatch.spec import Spec
+
+Form = tuple[Any, ...]  # the shape after the first dimension, or ("flat", width) for [-1, width]
+
+
+@dataclass
+class Forms:
+    """A tensor and its reshaped forms, by name; `own` memory was made by this program and may be taken over, `pinned`
+    names last as long as the program."""
+
+    forms: dict[Form, str]
+    own: bool = False
+    pinned: bool = False
+
+
+def _refuse(index: int, form: Form) -> None:
+    raise KeyError(f"value {index} is read before it is made")
+
+
+class Tensors:
+    """See `rule_types.Names`.
+
+    Args:
+        roots: of values that are views, the one whose memory it is.
+        make: called with a value that is no tensor yet and the form in which it is wanted; puts it into `memory`.
+    """
+
+    def __init__(
+        self,
+        body: Body,
+        writer: Writer,
+        roots: Mapping[int, int],
+        make: Callable[[int, Form], None] = _refuse,
+    ) -> None:
+        self.body, self.writer = body, writer
+        self.memory: dict[int, Forms] = {}
+        self.kept: dict[int, list[str]] = {}  # root -> local names to drop when it dies
+        self._roots, self._make = roots, make
+
+    def is_row(self, value: Val) -> bool:
+        return self.body.is_row[value.index]
+
+    def spec(self, value: Val) -> Spec:
+        return self.body.spec(value)
+
+    def row(self, value: Val, shape: Sequence[int] | None = None) -> str:
+        """The name of a value as [B, *shape]."""
+        return self.form(value, tuple(self.spec(value).shape if shape is None else shape))
+
+    def flat(self, value: Val, width: int) -> str:
+        """The name of a value as [-1, width]; with one line per row that is the plain [B, width]."""
+        shape = self.spec(value).shape
+        is_one = math.prod(shape) == width if width else math.prod(shape[:-1]) == 1
+        return self.form(value, (width,) if is_one else ("flat", width))
+
+    def every(self, value: Val) -> str:
+        """The name of a value as [B, *shape], shared ones repeated (without a copy)."""
+        if self.is_row(value):
+            return self.row(value)
+        return f"{self.raw(value)}.expand({_size(self.spec(value).shape)})"
+
+    def raw(self, tree: Any) -> str:
+        """A value in its own form, or a constant."""
+        if isinstance(tree, Val):
+            return self.form(tree, self.own_form(tree.index))
+        if isinstance(tree, (tuple, list)):
+            return "(" + "".join(self.raw(item) + ", " for item in tree) + ")"
+        if tree is None or isinstance(tree, (bool, int, str)) or (isinstance(tree, float) and math.isfinite(tree)):
+            return repr(tree)
+        return self.object(tree)
+
+    def object(self, thing: Any) -> str:
+        return self.writer.object(thing)
+
+    def form(self, value: Val, form: Form) -> str:
+        """The name of a value in a form."""
+        if value.index not in self.memory:
+            self._make(value.index, form)
+        memory = self.memory[value.index]
+        if form not in memory.forms:
+            source = next(iter(memory.forms.values()))
+            if form[:1] == ("flat",):
+                size = f"-1, {form[1]}" if form[1] else f"B * {math.prod(self.spec(value).shape[:-1])}, 0"
+            else:
+                size = _size(form) if self.is_row(value) else f"{form}"
+            memory.forms[form] = self.assign(value, f"{source}.reshape({size})", memory.pinned)
+        return memory.forms[form]
+
+    def own_form(self, index: int) -> Form:
+        """Its shape; a tuple of tensors has none."""
+        spec = self.body.specs[index]
+        return spec.shape if isinstance(spec, Spec) else ()
+
+    def assign(self, value: Val, text: str, pinned: bool = False) -> str:
+        """A local name for something made of a value, to be dropped with it unless it is pinned."""
+        name = self.writer.assign(text)
+        if not pinned:
+            self.kept.setdefault(self._roots[value.index], []).append(name)
+        return name
+
+
+def _size(shape: Sequence[int]) -> str:
+    return ", ".join(["B", *map(str, shape)])

@@ -1,0 +1,65 @@
+"""What a function touches beside its arguments: tensors with gradient that it reads, and those that it writes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from edbatch.cells.capture.in_place import is_in_place
+
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
+
+
+class Touched(TorchFunctionMode):
+    """Collects the tensors with gradient that a function touches beside its arguments, and those that it writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tensors: dict[int, Tensor] = {}
+        self.written: dict[int, Tensor] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        first = args[0] if args else None
+        if is_in_place(func) and isinstance(first, Tensor) and first.grad_fn is None and not is_wrapped(first):
+            self.written[id(first)] = first
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and not is_wrapped(leaf):
+                self.touch(leaf)
+        return func(*args, **(kwargs or {}))
+
+    def touch(self, tensor: Tensor) -> None:
+        if tensor.is_leaf and tensor.requires_grad and not _is_view_without_grad(tensor):
+            self.tensors[id(tensor)] = tensor
+
+
+def _is_view_without_grad(leaf: Tensor) -> bool:
+    """Whether a leaf is a view that was made under no_grad: it says that it requires a gradient, and none flows."""
+    with torch._C.DisableTorchFunction():
+        return leaf._is_view() and leaf._base is not None and leaf._base.requires_grad
+
+
+class Rehearsal(Touched):
+    """What is written into any tensor meanwhile, as an embedding with `max_norm` does, is taken back at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._before: dict[int, tuple[Tensor, Tensor, int]] = {}
+
+    def touch(self, tensor: Tensor) -> None:
+        super().touch(tensor)
+        with torch._C.DisableTorchFunction():  # else a recorder would see it
+            if id(tensor) not in self._before and tensor.layout is torch.strided and not tensor.is_inference():
+                self._before[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        with torch.no_grad(), torch._C.DisableTorchFunction():
+            for tensor, value, version in self._before.values():
+                if tensor._version != version:
+                    self.written[id(tensor)] = tensor
+                    if tensor.shape == value.shape:
+                        tensor.copy_(value)
