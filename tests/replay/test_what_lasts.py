@@ -1,4 +1,4 @@
-"""Known examples: what is taken as it is on the day of a call, and what makes an example be recorded every time."""
+"""Known examples: what is read afresh in every call, and what makes an example be recorded every time."""
 
 import random
 

@@ -47,7 +47,7 @@ class Structure:
 class Others(NamedTuple):
     """What of a piece is no number.
 
-    outside: the inputs from outside; a number is the column whose tensor of the day it is. leaves: those leaves of the
+    outside: the inputs from outside; a number is the column whose tensor, read afresh in every call, it is. leaves: those leaves of the
     result that are not one recorded value: several rows, tensors and plain constants.
     """
 

@@ -1,7 +1,7 @@
 """Batching inside a cell: products of one operand become one with stacked weights, sums of products one product.
 
 In: a simplified body. Out: an equal body with fewer, wider products. Stacked weights are shared values, so they are put
-together once per mini-batch, and always from the parameters of the day.
+together once per mini-batch, and always from the parameters as they are in that call.
 """
 
 from __future__ import annotations
