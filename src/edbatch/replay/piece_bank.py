@@ -47,8 +47,8 @@ class Structure:
 class Others(NamedTuple):
     """What of a piece is no number.
 
-    outside: the inputs from outside; a number is the column whose tensor, read afresh in every call, it is. leaves: those leaves of the
-    result that are not one recorded value: several rows, tensors and plain constants.
+    outside: the inputs from outside; a number means the tensor in this column, which is another in every call. leaves:
+    those leaves of the result that are not one recorded value: several rows, tensors and plain constants.
     """
 
     outside: tuple[Tensor | int, ...]
