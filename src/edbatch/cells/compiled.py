@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from edbatch.cells.body.body import Body
 from edbatch.cells.body.program import Emitted, Program
@@ -28,6 +27,8 @@ from edbatch.cells.torch_ops.emit import emit
 from edbatch.cells.torch_ops.verify import Verification
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
     from edbatch.cells.fused.cell import FusedCell
@@ -112,7 +113,7 @@ class CompiledCell:
     @property
     def is_current(self) -> bool:
         """Whether the tensors found in the body are still like those that it was captured with."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return all(map(operator.eq, map(_likeness, self.bound), self.bound_as))
 
     def prologue(self, shared_and_bound: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from edbatch.cells.capture.in_place import is_in_place
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.kernel import Mask, Take
 from edbatch.errors import BatchError, GradientError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
+from edbatch.torch_insides.tensors import base_of, is_view, storage_number, version_of
+from edbatch.torch_insides.transforms import is_wrapped
 from edbatch.torch_state.surroundings import inside, undrawn
-
-_is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
 
 
 class _Touched(TorchFunctionMode):
@@ -34,10 +35,10 @@ class _Touched(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         first = args[0] if args else None
-        if is_in_place(func) and isinstance(first, Tensor) and first.grad_fn is None and not _is_wrapped(first):
+        if is_in_place(func) and isinstance(first, Tensor) and first.grad_fn is None and not is_wrapped(first):
             self.written[id(first)] = first
         for leaf in pytree.tree_leaves((args, kwargs)):
-            if isinstance(leaf, Tensor) and not _is_wrapped(leaf):
+            if isinstance(leaf, Tensor) and not is_wrapped(leaf):
                 self.touch(leaf)
         return func(*args, **(kwargs or {}))
 
@@ -48,8 +49,8 @@ class _Touched(TorchFunctionMode):
 
 def _is_view_without_grad(leaf: Tensor) -> bool:
     """Whether a leaf is a view that was made under no_grad: it says that it requires a gradient, and none flows."""
-    with torch._C.DisableTorchFunction():
-        return leaf._is_view() and leaf._base is not None and leaf._base.requires_grad
+    with DisableTorchFunction():
+        return is_view(leaf) and (base := base_of(leaf)) is not None and base.requires_grad
 
 
 class _Rehearsal(_Touched):
@@ -61,15 +62,15 @@ class _Rehearsal(_Touched):
 
     def touch(self, tensor: Tensor) -> None:
         super().touch(tensor)
-        with torch._C.DisableTorchFunction():  # else a recorder would see it
+        with DisableTorchFunction():  # else a recorder would see it
             if id(tensor) not in self._before and tensor.layout is torch.strided and not tensor.is_inference():
-                self._before[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
+                self._before[id(tensor)] = tensor, tensor.detach().clone(), version_of(tensor)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), DisableTorchFunction():
             for tensor, value, version in self._before.values():
-                if tensor._version != version:
+                if version_of(tensor) != version:
                     self.written[id(tensor)] = tensor
                     if tensor.shape == value.shape:
                         tensor.copy_(value)
@@ -107,12 +108,12 @@ def _place(leaf: Tensor, given: Sequence[Tensor]) -> int | None:
 
 def _shared_with(value: Tensor, given: Sequence[Tensor], values: Sequence[Tensor]) -> frozenset[int]:
     """The arguments whose memory a result shares; -1 for that of another result."""
-    if _is_wrapped(value) or value.layout is not torch.strided:
+    if is_wrapped(value) or value.layout is not torch.strided:
         return frozenset({-1})
-    memory = value.untyped_storage()._cdata
-    found = {i for i, t in enumerate(given) if t.untyped_storage()._cdata == memory}
+    memory = storage_number(value)
+    found = {i for i, t in enumerate(given) if storage_number(t) == memory}
     others = [v for v in values if v is not value and v.layout is torch.strided]
-    return frozenset(found | ({-1} if any(v.untyped_storage()._cdata == memory for v in others) else set()))
+    return frozenset(found | ({-1} if any(storage_number(v) == memory for v in others) else set()))
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -126,13 +127,13 @@ def _kinds(tree: pytree.TreeSpec, leaves: Sequence[Any]) -> str:
 
 def _state(tensor: Tensor) -> tuple[torch.Size, int | Tensor]:
     """What a write changes: the version, which tensors made in inference mode do not have, or else the values."""
-    return tensor.shape, tensor.clone() if tensor.is_inference() else tensor._version
+    return tensor.shape, tensor.clone() if tensor.is_inference() else version_of(tensor)
 
 
 def _is_untouched(tensor: Tensor, before: tuple[torch.Size, int | Tensor]) -> bool:
     shape, state = before
     if tensor.shape != shape or not isinstance(state, Tensor):
-        return tensor.shape == shape and tensor._version == state
+        return tensor.shape == shape and version_of(tensor) == state
     return bool(((tensor == state) | (tensor != tensor)).all())
 
 
@@ -223,7 +224,7 @@ class EagerKernel:
             )
         values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._check_constants(leaves)
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # some views may no longer be asked for their gradient
+        with torch.no_grad(), DisableTorchFunction():  # some views may no longer be asked for their gradient
             for value, spec, out in zip(values, self.outputs, outs, strict=True):
                 if value.shape != out[place].shape or value.dtype != spec.dtype:
                     raise BatchError(

@@ -17,6 +17,7 @@ from edbatch.recording.types.type_set import NodeType
 from edbatch.runtime.binding import copies, reading
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.plan import Plan
+from edbatch.torch_insides.modes import num_dispatch_modes
 
 log = logging.getLogger("edbatch")
 
@@ -47,7 +48,7 @@ class Compiled:
 
 def compile_plan(plan: Plan, needs: Needs | None, compiling: Compiling) -> Compiled:
     """The kernels of a plan, ready to be bound."""
-    is_fused = compiling.on and not torch._C._len_torch_dispatch_stack()  # a dispatch mode must see every op
+    is_fused = compiling.on and not num_dispatch_modes()  # a dispatch mode must see every op
     chosen, only_copies = plan.recording.type_set.keep(
         ("kernels", compiling, is_fused), lambda: _choose(plan, compiling, is_fused)
     )

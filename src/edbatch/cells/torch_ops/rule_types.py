@@ -15,9 +15,8 @@ import torch
 from edbatch.cells.body.body import Op, Val, swap_vals
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.torch_insides.transforms import set_vmap_warns
 from edbatch.torch_state.surroundings import inside
-
-_set_warning: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True)
@@ -162,7 +161,7 @@ class Mapped:
         return inside((_Warning(),), self._mapped, *operands)
 
     def _mapped(self, *operands: torch.Tensor) -> Any:
-        _set_warning(False)  # where vmap loops over the rows
+        set_vmap_warns(False)  # where vmap loops over the rows
         return self.mapped(*operands)
 
 
@@ -173,7 +172,7 @@ class _Warning:
         """Nothing to be done yet."""
 
     def __exit__(self, *error: Any) -> None:
-        _set_warning(True)
+        set_vmap_warns(True)
 
 
 def _listed(argument: Any) -> Any:
