@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 from collections.abc import Callable
 from types import FunctionType
-from typing import Any, ClassVar, ParamSpec, TypeVar, cast
+from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
@@ -24,43 +23,31 @@ from edbatch.torch_insides.compiler import (
     skip_frames_of,
     stance,
 )
+from edbatch.torch_state.hooks import Setting
 from edbatch.torch_state.surroundings import inside
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
+# Dynamo's stance is one for all threads.
+_STANCE = Setting(stance, lambda: torch.compiler.set_stance("force_eager"), put_back_stance)
+
+
 class _Compiling:
-    """A context after which dynamo looks at frames, and compiles, as before.
-
-    Dynamo's stance is one for all threads: the first call under way changes it, the last one puts it back.
-    """
-
-    _lock: ClassVar = threading.RLock()
-    _calls: ClassVar[set[int]] = set()  # that are under way
-    _stance: ClassVar[Any] = None  # as it was before them
+    """A context after which dynamo looks at frames, and compiles, as before."""
 
     def __enter__(self) -> None:
         self._frames = get_frame_callback()
 
     def begin(self) -> None:
         set_frame_callback(None)
-        inside((_Compiling._lock,), self._change)
-
-    def _change(self) -> None:
-        if not _Compiling._calls:
-            _Compiling._stance = stance()
-        _Compiling._calls.add(id(self))
-        torch.compiler.set_stance("force_eager")
+        _STANCE.begin(self)
 
     def __exit__(self, *error: Any) -> None:
-        inside((_Compiling._lock,), self._put_back)
+        set_frame_callback(None)  # where the call was interrupted before it began
+        _STANCE.end(self)
         set_frame_callback(self._frames)
-
-    def _put_back(self) -> None:
-        if _Compiling._calls == {id(self)}:
-            put_back_stance(_Compiling._stance)
-        _Compiling._calls.discard(id(self))
 
 
 def _eagerly(compiling: _Compiling, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -47,7 +47,7 @@ from edbatch.torch_insides.modes import (
     without_dispatch_modes,
 )
 from edbatch.torch_insides.tensors import differentiate, is_view, storage_number, version_of
-from edbatch.torch_state.hooks import applying, hooked
+from edbatch.torch_state.hooks import Setting, Settled, applying, hooked
 from edbatch.torch_state.surroundings import (
     Made,
     Patience,
@@ -56,12 +56,18 @@ from edbatch.torch_state.surroundings import (
     inside,
 )
 
-_ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a kind is on, and how to turn it on or off
-    torch.backends.cuda.flash_sdp_enabled: torch.backends.cuda.enable_flash_sdp,
-    torch.backends.cuda.mem_efficient_sdp_enabled: torch.backends.cuda.enable_mem_efficient_sdp,
-    torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
-    torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
-}
+# Attention is plain products in a body: whether a kind is on, how to turn it off (one of them on), and on or off again.
+_ATTENTION = [
+    Setting(is_on, partial(turn, turn is torch.backends.cuda.enable_math_sdp), turn)
+    for is_on, turn in (
+        (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+        (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+        (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+        (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    )
+]
+# Fake tensors that do not fit together are an error alone, without the page that torch logs of it.
+_LOGGING = Setting(lambda: LOG.disabled, partial(setattr, LOG, "disabled", True), partial(setattr, LOG, "disabled"))
 KEEPS = (
     "a cell keeps a tensor that it computes where it outlives the call: in a closure, a global, an object of your own "
     "or a cache such as functools.cache. While a cell is captured tensors have no values; compute it before the "
@@ -280,20 +286,22 @@ def capture(
         CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
     """
     patience = Patience()  # torch asks for the device of fake tensors where an interrupt would end the process
-    contexts = patience, _LOCK, Surroundings(applying), Made(InferenceMode, False), _Undisturbed(), hooked()
-    return inside(contexts, _capture, patience, function, rows, shared, cuts, has_grad())
+    settled = Settled(*_ATTENTION, _LOGGING)
+    contexts = patience, _LOCK, Surroundings(applying), Made(InferenceMode, False), settled, _Unsaved(), hooked()
+    return inside(contexts, _capture, (patience, settled), function, rows, shared, cuts, has_grad())
 
 
 def _capture(
-    patience: Patience,
+    contexts: tuple[Patience, Settled],
     function: Callable[..., Any],
     rows: Sequence[Spec],
     shared: Sequence[Spec],
     cuts: Collection[int] | None,
     grad: bool,
 ) -> Captured:
-    patience.begin()
-    _undisturb()
+    for context in contexts:
+        context.begin()
+    set_saving_traced(True)
     torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
     with without_dispatch_modes(), torch.set_grad_enabled(grad):
         try:
@@ -322,28 +330,14 @@ def _traced(trace: _Trace, function: Callable[..., Any], rows: Sequence[Spec], s
     return captured
 
 
-def _undisturb() -> None:
-    """Attention is plain products, hooks for saved tensors are not called, and fake tensors that do not fit together
-    are an error alone, without the page that torch logs of it."""
-    set_saving_traced(True)
-    LOG.disabled = True
-    for enable in _ATTENTION.values():
-        enable(enable is torch.backends.cuda.enable_math_sdp)
-
-
-class _Undisturbed:
-    """A context after which what `_undisturb` changes is as before."""
+class _Unsaved:
+    """A context after which hooks for saved tensors are called in this thread as before."""
 
     def __enter__(self) -> None:
-        self._was_quiet = LOG.disabled
-        self._attention = [is_enabled() for is_enabled in _ATTENTION]
         self._was_tracing = _is_tracing()
 
     def __exit__(self, *error: Any) -> None:
         set_saving_traced(self._was_tracing)
-        LOG.disabled = self._was_quiet
-        for enable, was_enabled in zip(_ATTENTION.values(), self._attention, strict=True):
-            enable(was_enabled)
 
 
 def _is_tracing() -> bool:
