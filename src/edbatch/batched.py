@@ -19,6 +19,7 @@ from edbatch.recording.values.refusals import refuse_transforms
 from edbatch.scheduling import policies
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats
+from edbatch.torch_insides.modules import REGISTERED
 from edbatch.torch_state.outside_compile import outside_compile
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ class Batched(nn.Module):
         owner = getattr(fn, "__self__", fn)
         if isinstance(owner, nn.Module):
             # The same parameters under the same names: the dictionaries themselves are shared.
-            for name in ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set"):
+            for name in REGISTERED:
                 self.__dict__[name] = owner.__dict__[name]
             self.training = owner.training
         self.fn, self.key, self.debug = fn, key, debug

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from edbatch.batched import Batched, batch
 from edbatch.errors import CheckError
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.scheduling.graph import Graph
+from edbatch.torch_insides import pytree
 from edbatch.torch_state.modules import modules_of, parameters_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor

@@ -48,6 +48,8 @@ from edbatch.runtime.needs import Needs, find_needs, with_wanted_gradients
 from edbatch.runtime.plan import Plan, make_plan
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats, Stopwatch
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableAutocast
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 from edbatch.torch_state.surroundings import Made, Surroundings, inside
 
@@ -88,7 +90,7 @@ class Pipeline:
         watch = Stopwatch()
         execution, results = self.prepare(columns, keywords, policy, watch)
         with watch("run"):
-            gathered = inside((Made(torch._C._DisableAutocast),), _run, execution, results)
+            gathered = inside((Made(DisableAutocast),), _run, execution, results)
         stats = Stats.of(execution.plan, execution.lease.num_bytes, watch.seconds)
         if execution.needs is None:
             execution.lease.release()
@@ -113,7 +115,7 @@ class Pipeline:
             plan = make_plan(recorded, order)
             needs = self._needs(plan, results)
         with watch("compile"):
-            compiled = inside((Made(torch._C._DisableAutocast),), compile_plan, plan, needs, self.compiling)
+            compiled = inside((Made(DisableAutocast),), compile_plan, plan, needs, self.compiling)
         with watch("run"):
             return Execution(plan, self.pool, needs, compiled), results
 
@@ -165,7 +167,7 @@ class Pipeline:
         """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
         modules = [] if self.root is None else modules_of([self.root])
         device, shared = _device(parameters_of(modules)), buffers_of(modules)
-        shared += [leaf for leaf in torch.utils._pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
+        shared += [leaf for leaf in pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
         return self.kernels, Names(self.paths, keywords, device), device, shared
 
     def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:

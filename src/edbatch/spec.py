@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
+from edbatch.torch_insides.tensors import PLAIN_DISPATCH, PLAIN_FUNCTION
+
 _SHORT = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
@@ -67,8 +69,8 @@ def _has_own_rules(kind: type[torch.Tensor]) -> bool:
     if issubclass(kind, UninitializedTensorMixin):
         return False  # which torch speaks of
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
-    usual = vars(torch.Tensor)["__torch_function__"].__func__, torch._C._disabled_torch_function_impl
-    return function not in usual or kind.__torch_dispatch__ is not torch._C._disabled_torch_dispatch_impl
+    usual = vars(torch.Tensor)["__torch_function__"].__func__, PLAIN_FUNCTION
+    return function not in usual or kind.__torch_dispatch__ is not PLAIN_DISPATCH
 
 
 OWN_RULES = (

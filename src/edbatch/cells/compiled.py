@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.utils._pytree as pytree
 
 from edbatch.cells.body.body import Body
 from edbatch.cells.body.simplify import simplify
@@ -24,6 +23,8 @@ from edbatch.cells.kernel import Compiling, Form, Kernel, Mask, Reads
 from edbatch.cells.torch_ops.cell import TorchCell
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
     from edbatch.cells.fused.cell import FusedCell
@@ -76,7 +77,7 @@ class CompiledCell:
     @property
     def is_current(self) -> bool:
         """Whether the tensors found in the body are still like those that it was captured with."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return all(map(operator.eq, map(_likeness, self.bound), self.bound_as))
 
     def unflatten(self, values: Sequence[Any]) -> Any:

@@ -11,14 +11,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.eager_programs import Calls, EagerInference, EagerTraining, as_given
 from edbatch.cells.kernel import Compiling, Form, Mask, Memory, Programs, Reads, Take
-from edbatch.cells.touched import Rehearsal, is_wrapped
+from edbatch.cells.touched import Rehearsal
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
+from edbatch.torch_insides.tensors import storage_number, version_of
+from edbatch.torch_insides.transforms import is_wrapped
 from edbatch.torch_state.surroundings import inside, undrawn
 
 
@@ -40,10 +43,10 @@ def _shared_with(value: Tensor, given: Sequence[Tensor], values: Sequence[Tensor
     """The arguments whose memory a result shares; -1 for that of another result."""
     if is_wrapped(value) or value.layout is not torch.strided:
         return frozenset({-1})
-    memory = value.untyped_storage()._cdata
-    found = {i for i, t in enumerate(given) if t.untyped_storage()._cdata == memory}
+    memory = storage_number(value)
+    found = {i for i, t in enumerate(given) if storage_number(t) == memory}
     others = [v for v in values if v is not value and v.layout is torch.strided]
-    return frozenset(found | ({-1} if any(v.untyped_storage()._cdata == memory for v in others) else set()))
+    return frozenset(found | ({-1} if any(storage_number(v) == memory for v in others) else set()))
 
 
 def _is_same(one: Any, other: Any) -> bool:
@@ -57,13 +60,13 @@ def _kinds(tree: pytree.TreeSpec, leaves: Sequence[Any]) -> str:
 
 def _state(tensor: Tensor) -> tuple[torch.Size, int | Tensor]:
     """What a write changes: the version, which tensors made in inference mode do not have, or else the values."""
-    return tensor.shape, tensor.clone() if tensor.is_inference() else tensor._version
+    return tensor.shape, tensor.clone() if tensor.is_inference() else version_of(tensor)
 
 
 def _is_untouched(tensor: Tensor, before: tuple[torch.Size, int | Tensor]) -> bool:
     shape, state = before
     if tensor.shape != shape or not isinstance(state, Tensor):
-        return tensor.shape == shape and tensor._version == state
+        return tensor.shape == shape and version_of(tensor) == state
     return bool(((tensor == state) | (tensor != tensor)).all())
 
 
@@ -156,7 +159,7 @@ class EagerKernel:
             )
         values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._check_constants(leaves)
-        with torch.no_grad(), torch._C.DisableTorchFunction():  # some views may no longer be asked for their gradient
+        with torch.no_grad(), DisableTorchFunction():  # some views may no longer be asked for their gradient
             for value, spec, out in zip(values, self.outputs, outs, strict=True):
                 if value.shape != out[place].shape or value.dtype != spec.dtype:
                     raise BatchError(

@@ -7,11 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
 from edbatch.cells.capture.in_place import is_in_place
-
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform of torch.func inside the cell
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
+from edbatch.torch_insides.tensors import base_of, is_view, version_of
+from edbatch.torch_insides.transforms import is_wrapped
 
 
 class Touched(TorchFunctionMode):
@@ -38,8 +39,8 @@ class Touched(TorchFunctionMode):
 
 def _is_view_without_grad(leaf: Tensor) -> bool:
     """Whether a leaf is a view that was made under no_grad: it says that it requires a gradient, and none flows."""
-    with torch._C.DisableTorchFunction():
-        return leaf._is_view() and leaf._base is not None and leaf._base.requires_grad
+    with DisableTorchFunction():
+        return is_view(leaf) and (base := base_of(leaf)) is not None and base.requires_grad
 
 
 class Rehearsal(Touched):
@@ -51,15 +52,15 @@ class Rehearsal(Touched):
 
     def touch(self, tensor: Tensor) -> None:
         super().touch(tensor)
-        with torch._C.DisableTorchFunction():  # else a recorder would see it
+        with DisableTorchFunction():  # else a recorder would see it
             if id(tensor) not in self._before and tensor.layout is torch.strided and not tensor.is_inference():
-                self._before[id(tensor)] = tensor, tensor.detach().clone(), tensor._version
+                self._before[id(tensor)] = tensor, tensor.detach().clone(), version_of(tensor)
 
     def __exit__(self, *error: Any) -> None:
         super().__exit__(*error)  # type: ignore[no-untyped-call]
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), DisableTorchFunction():
             for tensor, value, version in self._before.values():
-                if tensor._version != version:
+                if version_of(tensor) != version:
                     self.written[id(tensor)] = tensor
                     if tensor.shape == value.shape:
                         tensor.copy_(value)

@@ -17,9 +17,10 @@ import torch
 import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: F401  (programs use it)
-from torch.utils import _pytree as pytree
 
 import edbatch
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import num_function_modes
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a leaf, which is 1 at least
 COARSE = 5e-2  # 16-bit floats, and what autocast computes in them; settings say what a program computes in
@@ -306,7 +307,7 @@ def state_of_torch() -> dict[str, Any]:
         "default dtype": torch.get_default_dtype(),
         "nn.Module.__call__": nn.Module.__call__,
         "autograd.Function.apply": torch.autograd.Function.__dict__.get("apply"),
-        "function modes": torch._C._len_torch_function_stack(),
+        "function modes": num_function_modes(),
         "garbage collection": gc.isenabled(),
         "threads": torch.get_num_threads(),
     }

@@ -19,6 +19,7 @@ import torch
 from edbatch.cells.body.body import VIEWS, Body, Op, Val, live_values, swap_vals
 from edbatch.pq.cell_layout import CellGraph, CellOp, Operand, Parameter, Run
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
@@ -220,7 +221,7 @@ def _is_first(shape: tuple[int, ...], dim: int) -> bool:
 
 
 def _holds_tensor(op: Op) -> bool:
-    return any(isinstance(leaf, torch.Tensor) for leaf in torch.utils._pytree.tree_leaves((op.args, op.kwargs)))
+    return any(isinstance(leaf, torch.Tensor) for leaf in pytree.tree_leaves((op.args, op.kwargs)))
 
 
 def _num_bytes(spec: Any) -> int:

@@ -14,8 +14,6 @@ from itertools import chain
 from typing import Any, TypeVar, cast
 
 import torch
-import torch._functorch.eager_transforms
-import torch._functorch.vmap
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
@@ -28,6 +26,8 @@ from edbatch.recording.recorder import Recorder
 from edbatch.recording.values.lazy import Lazy
 from edbatch.recording.values.ragged import stack_alike
 from edbatch.recording.values.refusals import TRANSFORMS
+from edbatch.torch_insides.modules import CALL, buffers_in, children_in
+from edbatch.torch_insides.transforms import UNCHECKED
 from edbatch.torch_state.hooks import applying, hooked, replaces
 from edbatch.torch_state.modules import modules_of
 from edbatch.torch_state.surroundings import Surroundings, inside
@@ -66,7 +66,7 @@ def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kw
     """The call of a module while this thread records, but for calls that it knows (`fast_cells.py`)."""
     if id(module) in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
         recorder.known_calls.pass_by(module)
-        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+        return getattr(module, CALL)(*args, **kwargs)
     if not kwargs and recorder.is_cell(module):
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
@@ -184,14 +184,8 @@ def _refusing(original: Any) -> Any:
     return function
 
 
-_TRANSFORMING = [
-    (module, name, _refusing)
-    for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
-    for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim")
-    if name in vars(module)
-]
 for _holder, _name, _make in (
-    *_TRANSFORMING,
+    *[(module, name, _refusing) for module, name in UNCHECKED],
     (nn.Module, "__call__", _recording_call),
     (torch, "stack", _recording_stack),
     (torch, "cat", _recording_cat),
@@ -217,15 +211,15 @@ class Shortcuts:
 
     def _look(self) -> None:
         modules = modules_of(self._roots)
-        children = [module._modules for module in modules]
+        children = [children_in(module) for module in modules]
         entries = [
             (parent.__dict__, name, child)
             for parent in modules
-            for name, child in parent._modules.items()
+            for name, child in children_in(parent).items()
             if child is not None
         ]
         self.__dict__.update(  # at once: another thread, or an interrupt, finds the one look or the other
-            buffers=[module._buffers for module in modules],
+            buffers=[buffers_in(module) for module in modules],
             _children=children,
             _items=[tuple(chain.from_iterable(table.items())) for table in children],
             _entries=tuple(entries),

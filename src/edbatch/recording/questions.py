@@ -10,11 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from edbatch.errors import RecordingError
 from edbatch.recording.values.lazy import Lazy, Rows, reading
 from edbatch.spec import is_tensor
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
@@ -48,7 +49,7 @@ def _describe(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     def stand_in(value: Any) -> Any:
         return torch.empty(value.shape, dtype=value.dtype, device=value.device)
 
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         args, kwargs = pytree.tree_map_only(Lazy, stand_in, (args, kwargs))
         return func(*args, **kwargs)
 
@@ -60,7 +61,7 @@ def _type(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _ask_outside(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Lazy)]
     if all(type(v) is not Rows and recorder.resolve(v).ref < 0 for v in values):
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             args, kwargs = pytree.tree_map_only(Lazy, lambda v: recorder.tensor_of(v.ref), (args, kwargs))
             answer = func(*args, **kwargs)
         if not is_tensor(answer):
@@ -94,7 +95,7 @@ def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> boo
 
 def _is_leaf(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if type(args[0]) is not Rows and (value := recorder.resolve(args[0])).ref < 0:
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             return recorder.tensor_of(value.ref).is_leaf
     return not _requires_grad(recorder, func, args, kwargs)
 
@@ -108,7 +109,7 @@ def _grad_fn(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 def _grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     value = args[0]
     is_outside = type(value) is not Rows and recorder.resolve(value).ref < 0
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return recorder.tensor_of(value.ref).grad if is_outside else None
 
 

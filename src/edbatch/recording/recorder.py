@@ -40,6 +40,8 @@ from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
 from edbatch.spec import OWN_RULES, Spec, is_tensor, own_rules
+from edbatch.torch_insides.modes import DisableTorchFunction, set_grad_enabled
+from edbatch.torch_insides.modules import backward_hooks_in, compiled_call_of
 
 # What these give of a parameter does not change as long as its module is the same.
 METADATA = {
@@ -130,7 +132,7 @@ class Recorder:
             known = self.overwritten.swapped(tensor)
             known = None if known is tensor else known
         if known is None:
-            with torch._C.DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
+            with DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
                 spec, memory = Spec.of(tensor), memory_of(tensor)
                 if (special := own_rules(tensor)) is not None:
                     raise RecordingError(f"a tensor of class {special} {OWN_RULES}")
@@ -190,7 +192,7 @@ class Recorder:
 
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
-        with torch._C.DisableTorchFunction():  # else the questions would be recorded
+        with DisableTorchFunction():  # else the questions would be recorded
             self._check_written()
         self.overwritten.check()
         self.is_open, self.sums_grow_in = False, None
@@ -295,17 +297,17 @@ class Recorder:
         called = self._called.get(identities)
         if called is None:
             key = Same(target) if isinstance(target, nn.Module) else target
-            with torch._C.DisableTorchFunction():
+            with DisableTorchFunction():
                 called = Called((target, *owners), self.kernels.cell(target, owners), key)
             self._called[identities] = called
         cell = called.cell
         if cell is None:
-            if target._backward_hooks or target._backward_pre_hooks:
+            if any(backward_hooks_in(target)):
                 raise RecordingError(
                     f"module {self.kernels.paths.name_of(target)} has backward hooks, which torch calls in a backward "
                     "of its own; put them on a cell, or use register_hook on parameters and results"
                 )
-            if target._compiled_call_impl is None:
+            if compiled_call_of(target) is None:
                 self.plain.add(id(target))  # from now on called without this detour
             return module_call(target, *args, **kwargs)
         if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target, args[0].ndim - 1):
@@ -419,7 +421,7 @@ class Recorder:
 
     def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:
         tensors = [v for v in leaves if isinstance(v, torch.Tensor)]
-        if func is torch._C._set_grad_enabled:
+        if func is set_grad_enabled:
             result = func(*args, **kwargs)
             self.refresh_context()
             return result

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError
 from edbatch.layout.layout import Ints, renumber, unpack
 from edbatch.recording.values.lazy import Lazy, PendingSum, Rows
 from edbatch.recording.values.ragged import check_owner, is_list
 from edbatch.spec import Spec, is_tensor
+from edbatch.torch_insides import pytree
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder

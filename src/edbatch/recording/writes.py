@@ -10,11 +10,13 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from edbatch.errors import InPlaceError
 from edbatch.recording.values.lazy import Lazy, PendingSum, Rows, set_class
 from edbatch.spec import is_tensor
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
+from edbatch.torch_insides.tensors import base_of, num_owners
 
 if TYPE_CHECKING:
     from edbatch.recording.calls.entries import Entry
@@ -116,7 +118,7 @@ class Overwritten:
 
     def write(self, tensor: torch.Tensor, result: Any) -> Any:
         """`tensor += …` with a lazy result, which is what the name of the tensor now stands for."""
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             why = self._reason(tensor, result)
         if why is not None:
             raise InPlaceError(
@@ -134,7 +136,7 @@ class Overwritten:
             return "it requires gradients"
         if not isinstance(result, Lazy) or result.shape != tensor.shape or result.dtype != tensor.dtype:
             return f"the result is of another shape or dtype, {list(result.shape)} and {result.dtype}"
-        if tensor._base is not None or num_owners(tensor) > num_owners(torch.empty(1)):
+        if base_of(tensor) is not None or num_owners(tensor) > num_owners(torch.empty(1)):
             return "another tensor shares its memory, such as a view of it"
         return None
 
@@ -158,8 +160,3 @@ class Overwritten:
 def _num_references(pair: tuple[Any, Any]) -> int:
     """Of the first of a pair. How many of them are ours depends on the version of Python."""
     return sys.getrefcount(pair[0])
-
-
-def num_owners(tensor: torch.Tensor) -> int:
-    """How many tensors share the memory of one."""
-    return int(torch._C._storage_Use_Count(tensor.untyped_storage()._cdata))

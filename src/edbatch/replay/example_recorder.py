@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from edbatch.layout.layout import REF, Ints
 from edbatch.recording.program.attributes import SCALARS
@@ -23,6 +22,8 @@ from edbatch.recording.types.recording import Recording
 from edbatch.recording.values.lazy import Kind, Lazy
 from edbatch.replay.piece_bank import Others, PieceBank, PieceType, Structure
 from edbatch.spec import is_tensor
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 Types = MutableMapping[Any, PieceType]
 MAX_STRUCTURES = 20  # of results; one is usual
@@ -77,7 +78,7 @@ class PieceRecorder(Recorder):
         other = next((v for v in leaves if not isinstance(v, (Lazy, Tensor, *SCALARS))), None)
         if other is not None:
             return f"it returns something of type {type(other).__name__}, neither a tensor nor a plain constant"
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             own = self._outside[self.outside_starts[-1] + len(self.columns[-1]) :]
             if any(t.grad_fn is not None or self.shared.is_derived(t) for t in (*own, *leaves) if is_tensor(t)):
                 return DERIVED
@@ -163,7 +164,7 @@ def _local(value: Value, first_node: int, first_input: int) -> Value:
 
 def random_state() -> Any:
     """What the global generators of torch, Python and numpy stand at."""
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         torch_states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *on_gpu)]
     _, words, *rest = np.random.get_state(legacy=True)

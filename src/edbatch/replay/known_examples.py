@@ -21,7 +21,6 @@ from weakref import WeakValueDictionary
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from edbatch.errors import BatchError, WrongKeyError
 from edbatch.layout.layout import Ints
@@ -32,6 +31,7 @@ from edbatch.replay.example_recorder import PieceRecorder, Types, cut
 from edbatch.replay.joining import JoinedTypes
 from edbatch.replay.piece_bank import PieceBank, Structure
 from edbatch.replay.piece_differences import difference
+from edbatch.torch_insides import pytree
 from edbatch.torch_state.surroundings import inside
 
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest

@@ -13,13 +13,13 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from edbatch.layout.layout import Ints
 from edbatch.recording.results import Value
 from edbatch.recording.types.kernel_cache import Context
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
 
 BYTES_OF_NUMBER = 9  # and whether it is a reference
 BYTES_OF_PIECE = 500  # besides its numbers: its row, its key and their place in a dictionary, other objects

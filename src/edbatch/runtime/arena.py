@@ -11,6 +11,7 @@ from typing import NamedTuple
 import torch
 
 from edbatch.spec import Spec
+from edbatch.torch_insides.modes import InferenceMode, num_dispatch_modes
 from edbatch.torch_state.surroundings import Made, inside
 
 ALIGNMENT = 64  # bytes, of every tensor
@@ -39,9 +40,7 @@ class Pool:
         if found is not None:
             return found
         make = partial(torch.empty, dtype=torch.uint8, device=device)
-        return inside(
-            (Made(torch._C._InferenceMode, False),), make, size
-        )  # else it could not be written outside that mode
+        return inside((Made(InferenceMode, False),), make, size)  # else it could not be written outside that mode
 
     def _find(self, size: int, device: torch.device) -> torch.Tensor | None:
         free = self._free.get(device, [])
@@ -76,7 +75,7 @@ class Lease:
         self._buffers: list[Buffer] = []
         self._open: dict[torch.device, Buffer] = {}
         # Under a dispatch mode (fake tensors) memory is not ours to keep.
-        self._pooled = torch._C._len_torch_dispatch_stack() == 0
+        self._pooled = num_dispatch_modes() == 0
         self.num_bytes = 0
 
     def take(self, spec: Spec, rows: int) -> torch.Tensor:

@@ -19,6 +19,8 @@ from edbatch.recording.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.binding import Binding
 from edbatch.runtime.execution import Execution
+from edbatch.torch_insides.modes import DisableAutocast, keeps_graph
+from edbatch.torch_insides.tensors import hooks_of
 from edbatch.torch_state.outside_compile import outside_compile
 from edbatch.torch_state.surroundings import Made, inside
 
@@ -53,12 +55,12 @@ class BatchedFunction(torch.autograd.Function):
         execution: Execution = ctx.execution
         execution.check_memory()
         with ctx.watch("backward"):
-            total = inside((Made(torch._C._DisableAutocast),), backward, execution, ctx.groups, grads)
+            total = inside((Made(DisableAutocast),), backward, execution, ctx.groups, grads)
         gradients = [total.get(id(tensor)) for tensor in ctx.inputs]
         for i, tensor in enumerate(ctx.inputs):
-            if gradients[i] is None and (tensor._backward_hooks or is_distributed()):  # hooks expect a tensor
+            if gradients[i] is None and (hooks_of(tensor) or is_distributed()):  # hooks expect a tensor
                 gradients[i] = torch.zeros_like(tensor)
-        if not torch._C._autograd._get_current_graph_task_keep_graph():
+        if not keeps_graph():
             execution.lease.release()
         return None, None, None, None, *gradients
 

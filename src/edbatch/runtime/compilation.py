@@ -15,6 +15,7 @@ from edbatch.cells.kernel import Compiling, Form, Programs, TooLong
 from edbatch.runtime.binding import reading
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.plan import Plan
+from edbatch.torch_insides.modes import num_dispatch_modes
 
 log = logging.getLogger("edbatch")
 
@@ -30,7 +31,7 @@ class Compiled:
 
 def compile_plan(plan: Plan, needs: Needs | None, compiling: Compiling) -> Compiled:
     """The programs of a plan, ready to be bound."""
-    if torch._C._len_torch_dispatch_stack():
+    if num_dispatch_modes():
         compiling = replace(compiling, on=False)  # a dispatch mode must see every op
     forms = plan.recording.type_set.keep(("forms", compiling), lambda: _forms(plan, compiling))
     with torch.no_grad():

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from edbatch.cells.kernel import Form
 from edbatch.errors import FrozenError
 from edbatch.runtime.arena import Lease
+from edbatch.torch_insides.tensors import version_of
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 from edbatch.torch_state.surroundings import Scope
 
@@ -36,10 +37,10 @@ class _Scope:
     def of(model: nn.Module) -> _Scope:
         modules = modules_of([model])
         tensors = {id(t): t for t in (*parameters_of(modules), *buffers_of(modules))}
-        return _Scope(tensors, [t._version for t in tensors.values()], _scope.get())
+        return _Scope(tensors, [version_of(t) for t in tensors.values()], _scope.get())
 
     def end(self) -> None:
-        if [t._version for t in self.members.values()] != self.versions:
+        if [version_of(t) for t in self.members.values()] != self.versions:
             raise FrozenError(
                 "parameters or buffers changed inside edbatch.frozen(model), and results may have come from their old "
                 "values; end the scope before training or loading, and begin a new one afterwards"

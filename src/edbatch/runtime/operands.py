@@ -15,6 +15,7 @@ from edbatch.recording.types.recording import Recording
 from edbatch.runtime.row_loops import LONG
 from edbatch.scheduling.schedule import Schedule
 from edbatch.spec import Spec
+from edbatch.torch_insides.tensors import storage_number
 
 
 class Operands:
@@ -130,7 +131,7 @@ def is_plain(kind: Slot, num_rows: int, num_nodes: int) -> bool:
 
 def _lies_in(tensor: Tensor, whole: Tensor) -> bool:
     """Whether a tensor begins inside the memory of another of its dtype."""
-    if tensor.untyped_storage()._cdata != whole.untyped_storage()._cdata:
+    if storage_number(tensor) != storage_number(whole):
         return False
     return 0 <= tensor.storage_offset() - whole.storage_offset() < whole.numel()
 

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from edbatch.torch_insides.modules import INTERNAL, buffers_in, parameters_in
+
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 MAX_PARTS = 300  # of what attributes hold; larger collections are data
-_INTERNAL = frozenset(nn.Module().__dict__) - {"training"}
+_INTERNAL = INTERNAL - {"training"}
 
 
 class Belongings:
@@ -21,7 +23,7 @@ class Belongings:
         self._tables: list[tuple[Any, Any]] = []
         self._collections: list[tuple[str, Any, Any]] = []
         for module in modules:
-            for table in (module.__dict__, module._parameters, module._buffers):
+            for table in (module.__dict__, parameters_in(module), buffers_in(module)):
                 self._tables.append((table, {k: v for k, v in list(table.items()) if _is_own(k, v)}))
             own = self._tables[-3][1]
             self._collections += [(k, c, c.copy()) for k, v in own.items() for c in _collections(v, [MAX_PARTS])]

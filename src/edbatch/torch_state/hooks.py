@@ -1,7 +1,9 @@
-"""Methods of torch that are ours while somebody records or captures, in any thread, and torch's own again afterwards.
+"""What of torch is one for all threads and ours for a while: methods, and settings. Nothing else replaces or sets any.
 
-Each replacement asks what the present thread does, and does what it replaces where that is nothing. `hooked()` is the
-context in which they are in place: the first to enter puts them there, the last to leave puts back what was there.
+Methods are replaced while somebody records or captures, in any thread. Each replacement asks what the present thread
+does, and does what it replaces where that is nothing. `hooked()` is the context in which they are in place. Settings
+(`Setting`) change while some thread is in a context that asks for it (`Settled`). Of both, the first to enter changes
+what is there, and the last to leave puts it back, whatever threads begin and end in between; one lock serves all.
 """
 
 from __future__ import annotations
@@ -49,6 +51,51 @@ def _look() -> tuple[Place, ...]:
         found.append((holder, name, original, ours))
     _places = tuple(found)
     return _places
+
+
+class Setting:
+    """A setting of torch's that has a value of ours while anybody wants it so."""
+
+    def __init__(self, look: Callable[[], Any], change: Callable[[], Any], put_back: Callable[[Any], Any]):
+        self._look, self._change, self._put_back = look, change, put_back
+        self._users: set[int] = set()
+        self._before: Any = None  # them
+
+    def begin(self, user: object) -> None:
+        inside((_lock,), self._begin, id(user))
+
+    def _begin(self, user: int) -> None:
+        if not self._users:
+            self._before = self._look()
+        self._users.add(user)
+        self._change()
+
+    def end(self, user: object) -> None:
+        """Nothing happens if this user has not begun, or has ended."""
+        inside((_lock,), self._end, id(user))
+
+    def _end(self, user: int) -> None:
+        if self._users == {user}:
+            self._put_back(self._before)
+        self._users.discard(user)
+
+
+class Settled:
+    """A context in which settings are ours from `begin` on."""
+
+    def __init__(self, *settings: Setting):
+        self._settings = settings
+
+    def __enter__(self) -> None:
+        """What changes comes later: an entry that is interrupted is not left."""
+
+    def begin(self) -> None:
+        for setting in self._settings:
+            setting.begin(self)
+
+    def __exit__(self, *error: Any) -> None:
+        for setting in self._settings:
+            setting.end(self)
 
 
 def _applied(original: Any) -> Any:

@@ -16,7 +16,21 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack, _pop_mode, _push_mode
+
+from edbatch.torch_insides.modes import (
+    dispatch_modes,
+    functionalize,
+    get_function_state,
+    is_functionalizing,
+    num_dispatch_modes,
+    num_function_modes,
+    pop_dispatch_mode,
+    pop_function_mode,
+    push_dispatch_mode,
+    set_function_state,
+    set_grad_enabled,
+)
+from edbatch.torch_insides.transforms import num_transforms, pop_transform
 
 try:
     from edbatch.torch_state._inside import Made, Scope, Stay, inside
@@ -30,18 +44,13 @@ __all__ = [
     "Stay",
     "Surroundings",
     "Undrawn",
-    "functionalize",
     "has_grad",
     "inside",
-    "is_functionalizing",
     "undrawn",
 ]
 DEVICES = ("cpu", "cuda")
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGALRM") if hasattr(signal, name)]
-_get_functions: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]
-_set_functions: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]
 _DRAWING = threading.RLock()
-FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
 def has_grad() -> bool:
@@ -61,10 +70,10 @@ class Surroundings:
 
     def __enter__(self) -> None:
         self._values = [variable.get() for variable in self._variables]
-        self._num_modes = torch._C._len_torch_function_stack()
-        self._functions = _get_functions()
-        self._dispatch_modes = _get_current_dispatch_mode_stack() if torch._C._len_torch_dispatch_stack() else []
-        self._num_transforms = _num_transforms()
+        self._num_modes = num_function_modes()
+        self._functions = get_function_state()
+        self._dispatch_modes = dispatch_modes() if num_dispatch_modes() else []
+        self._num_transforms = num_transforms()
         self._grad = torch.is_grad_enabled()
         self._dtype = torch.get_default_dtype()
         self._autocast = _autocast()
@@ -74,16 +83,16 @@ class Surroundings:
     def __exit__(self, *error: Any) -> None:
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.set(value)
-        while torch._C._len_torch_function_stack() > self._num_modes:
-            torch._C._pop_torch_function_stack()
-        _set_functions(self._functions)
-        if torch._C._len_torch_dispatch_stack() or self._dispatch_modes:
+        while num_function_modes() > self._num_modes:
+            pop_function_mode()
+        set_function_state(self._functions)
+        if num_dispatch_modes() or self._dispatch_modes:
             self._restore_dispatch_modes()
-        while _num_transforms() > self._num_transforms:
-            torch._C._functorch.pop_dynamic_layer_stack()
+        while num_transforms() > self._num_transforms:
+            pop_transform()
         functionalize(self._functionalizes)
         if torch.is_grad_enabled() != self._grad:
-            torch._C._set_grad_enabled(self._grad)
+            set_grad_enabled(self._grad)
         if torch.get_default_dtype() is not self._dtype:
             torch.set_default_dtype(self._dtype)
         if _autocast() != self._autocast:
@@ -97,12 +106,12 @@ class Surroundings:
             torch.clear_autocast_cache()
 
     def _restore_dispatch_modes(self) -> None:
-        now = _get_current_dispatch_mode_stack()
+        now = dispatch_modes()
         if [id(mode) for mode in now] != [id(mode) for mode in self._dispatch_modes]:
             for _ in now:
-                _pop_mode()
+                pop_dispatch_mode()
             for mode in self._dispatch_modes:
-                _push_mode(mode)
+                push_dispatch_mode(mode)
 
 
 class Patience:
@@ -162,21 +171,3 @@ def _autocast_depth() -> int:
     """How many autocasts there are, one inside the other; torch tells it only to those who enter or leave one."""
     _, depth = map(operator.call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))  # in C, at once
     return depth
-
-
-def _num_transforms() -> int:
-    """Of torch.func, one inside the other."""
-    return int(torch._C._functorch.get_dynamic_layer_stack_depth())
-
-
-def is_functionalizing() -> bool:
-    return bool(torch._C._dispatch_tls_is_dispatch_key_included(FUNCTIONALIZE))
-
-
-def functionalize(on: bool) -> None:
-    """Turns torch's functionalization on or off in this thread: in-place ops are then made functional."""
-    if on != is_functionalizing():
-        if on:
-            torch._enable_functionalization(reapply_views=True)
-        else:
-            torch._disable_functionalization()  # type: ignore[no-untyped-call]

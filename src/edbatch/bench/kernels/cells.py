@@ -17,7 +17,6 @@ import torch
 from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
 
 from edbatch.bench import measure
 from edbatch.bench.kernels.cells_of_paper import CELLS
@@ -28,6 +27,7 @@ from edbatch.inspection.cell_plan import plan_of
 from edbatch.pq.cell_layout import CellLayout
 from edbatch.runtime.binding import Binding
 from edbatch.spec import Spec
+from edbatch.torch_insides.pytree import tree_leaves
 
 LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
 FUSED, PLAIN = "fused_microseconds", "plain_microseconds"

@@ -11,7 +11,6 @@ their meaning. A body that writes in place is traced again through torch's funct
 from __future__ import annotations
 
 import gc
-import logging
 import threading
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -20,14 +19,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    UnsupportedFakeTensorException,
-    UnsupportedOperatorException,
-)
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edbatch.cells.body.body import Body, Val
 from edbatch.cells.capture.cutting import Cutting
@@ -36,24 +27,47 @@ from edbatch.cells.capture.op_recorder import InPlace, Recorder
 from edbatch.cells.capture.stand_ins import Lend, Unassigned, lend_applied
 from edbatch.errors import CaptureError, RecordingError
 from edbatch.spec import Spec, is_tensor, own_rules
-from edbatch.torch_state.hooks import applying, hooked
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.fake import (
+    LOG,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from edbatch.torch_insides.modes import (
+    DisableAutocast,
+    InferenceMode,
+    from_functional,
+    functionalize,
+    is_functional,
+    is_functionalizing,
+    set_saving_traced,
+    to_functional,
+    without_dispatch_modes,
+)
+from edbatch.torch_insides.tensors import differentiate, is_view, storage_number, version_of
+from edbatch.torch_state.hooks import Setting, Settled, applying, hooked
 from edbatch.torch_state.surroundings import (
     Made,
     Patience,
     Surroundings,
-    functionalize,
     has_grad,
     inside,
-    is_functionalizing,
 )
 
-_LOG = logging.getLogger("torch._subclasses.fake_tensor")
-_ATTENTION: dict[Callable[[], bool], Callable[[bool], None]] = {  # whether a kind is on, and how to turn it on or off
-    torch.backends.cuda.flash_sdp_enabled: torch.backends.cuda.enable_flash_sdp,
-    torch.backends.cuda.mem_efficient_sdp_enabled: torch.backends.cuda.enable_mem_efficient_sdp,
-    torch.backends.cuda.cudnn_sdp_enabled: torch.backends.cuda.enable_cudnn_sdp,
-    torch.backends.cuda.math_sdp_enabled: torch.backends.cuda.enable_math_sdp,
-}
+# Attention is plain products in a body: whether a kind is on, how to turn it off (one of them on), and on or off again.
+_ATTENTION = [
+    Setting(is_on, partial(turn, turn is torch.backends.cuda.enable_math_sdp), turn)
+    for is_on, turn in (
+        (torch.backends.cuda.flash_sdp_enabled, torch.backends.cuda.enable_flash_sdp),
+        (torch.backends.cuda.mem_efficient_sdp_enabled, torch.backends.cuda.enable_mem_efficient_sdp),
+        (torch.backends.cuda.cudnn_sdp_enabled, torch.backends.cuda.enable_cudnn_sdp),
+        (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
+    )
+]
+# Fake tensors that do not fit together are an error alone, without the page that torch logs of it.
+_LOGGING = Setting(lambda: LOG.disabled, partial(setattr, LOG, "disabled", True), partial(setattr, LOG, "disabled"))
 KEEPS = (
     "a cell keeps a tensor that it computes where it outlives the call: in a closure, a global, an object of your own "
     "or a cache such as functools.cache. While a cell is captured tensors have no values; compute it before the "
@@ -101,21 +115,17 @@ class _Trace:
         """A new leaf of the trace."""
         # Under no_grad the body may turn gradients on; on a device that is not there autograd would abort.
         requires_grad = requires_grad and (self.grad or spec.device.type == "cpu")
-        with _disable_current_modes(), _Functionalized(False), self.fake:
+        with without_dispatch_modes(), _Functionalized(False), self.fake:
             if stride is None:
                 tensor = torch.empty(spec.shape, dtype=spec.dtype, device=spec.device)
             else:
                 tensor = torch.empty_strided(spec.shape, stride, dtype=spec.dtype, device=spec.device)
             tensor.requires_grad_(requires_grad)
         self.recorder.input(kind, tensor)
-        if not self.functional:
-            return tensor
-        wrapped = torch._to_functional_tensor(tensor)
-        torch._mirror_autograd_meta_to(tensor, wrapped)  # type: ignore[attr-defined]
-        return wrapped
+        return to_functional(tensor) if self.functional else tensor
 
     def is_ours(self, tensor: torch.Tensor) -> bool:
-        return torch._is_functional_tensor(tensor) or getattr(tensor, "fake_mode", None) is self.fake
+        return is_functional(tensor) or getattr(tensor, "fake_mode", None) is self.fake
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """Ours as they are; a real one (or a fake one of somebody else) by a stand-in of the same description."""
@@ -135,9 +145,8 @@ class _Trace:
         return self.stand_ins[id(tensor)]
 
     def value(self, tensor: torch.Tensor) -> Val:
-        if torch._is_functional_tensor(tensor):
-            torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
-            tensor = torch._from_functional_tensor(tensor)
+        if is_functional(tensor):
+            tensor = from_functional(tensor)
         return self.recorder.value(tensor)
 
     def run(self, function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
@@ -186,10 +195,10 @@ class _Trace:
         output. A written row is no other than its new value, nor is a result that is this row."""
         owners: dict[int, set[int]] = {}
         for i, t in enumerate(given):
-            owners.setdefault(_memory(t), set()).add(i)
+            owners.setdefault(storage_number(t), set()).add(i)
         for t in self.shared:
-            owners.setdefault(_memory(t), set()).add(-1)
-        memories = [_memory(t) for t in outs]
+            owners.setdefault(storage_number(t), set()).add(-1)
+        memories = [storage_number(t) for t in outs]
         others = [m for m, row in zip(memories, (*same, *[None] * len(writes)), strict=True) if row is None]
         found = [owners.get(m, set()) | ({-1} if others.count(m) > 1 else set()) for m in memories]
         own = [*[set() if row is None else {row} for row in same], *[{row} for row in writes]]
@@ -224,7 +233,7 @@ class _Trace:
     def _check_mutation(self, given: Sequence[torch.Tensor], rows: Sequence[Spec]) -> None:
         if any(tuple(t.shape) != spec.shape for t, spec in zip(given, rows, strict=True)):
             raise CaptureError("the body changes the shape of one of its arguments in place")
-        if any(t._version for t in self.shared):
+        if any(version_of(t) for t in self.shared):
             raise CaptureError("the body writes into a parameter or buffer in place")
 
     def _gradients(self, leaves: Sequence[Any], outs: Sequence[Any], retain: bool) -> tuple[Any, Any, Any]:
@@ -234,15 +243,11 @@ class _Trace:
         wanted = [t for t in (*leaves, *self.shared) if t.requires_grad]
         grads: dict[int, Any] = {}
         if found and wanted:
-            with torch._C._DisableAutocast():
-                results = _differentiate(found, wanted, retain)
+            with DisableAutocast():
+                results = differentiate(found, wanted, retain)
             grads = {id(t): None if g is None else self.value(g) for t, g in zip(wanted, results, strict=True)}
         row_grads = [grads.get(id(t)) for t in leaves]
         return row_grads, [grads.get(id(t)) for t in self.shared], tangent_of
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
 
 
 def _end(leaf: torch.Tensor) -> Any:
@@ -265,18 +270,7 @@ def _ends_behind(out: torch.Tensor) -> list[Any]:
 
 def _has_gradient(out: torch.Tensor) -> bool:
     """Whether a gradient flows back from a result. A view made under no_grad says so of itself, and none does."""
-    return out.requires_grad and (out.grad_fn is not None or not out._is_view())
-
-
-def _differentiate(
-    roots: Sequence[tuple[torch.Tensor, torch.Tensor]], wanted: Sequence[torch.Tensor], retain: bool
-) -> Sequence[torch.Tensor | None]:
-    """As torch.autograd.grad, whose checks import sympy: gradients of `wanted`; roots are (value, its gradient)."""
-    values, gradients = zip(*roots, strict=True)
-    results: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
-        values, gradients, retain, False, tuple(wanted), allow_unreachable=True, accumulate_grad=False
-    )
-    return results
+    return out.requires_grad and (out.grad_fn is not None or not is_view(out))
 
 
 def capture(
@@ -292,22 +286,24 @@ def capture(
         CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
     """
     patience = Patience()  # torch asks for the device of fake tensors where an interrupt would end the process
-    contexts = patience, _LOCK, Surroundings(applying), Made(torch._C._InferenceMode, False), _Undisturbed(), hooked()
-    return inside(contexts, _capture, patience, function, rows, shared, cuts, has_grad())
+    settled = Settled(*_ATTENTION, _LOGGING)
+    contexts = patience, _LOCK, Surroundings(applying), Made(InferenceMode, False), settled, _Unsaved(), hooked()
+    return inside(contexts, _capture, (patience, settled), function, rows, shared, cuts, has_grad())
 
 
 def _capture(
-    patience: Patience,
+    contexts: tuple[Patience, Settled],
     function: Callable[..., Any],
     rows: Sequence[Spec],
     shared: Sequence[Spec],
     cuts: Collection[int] | None,
     grad: bool,
 ) -> Captured:
-    patience.begin()
-    _undisturb()
+    for context in contexts:
+        context.begin()
+    set_saving_traced(True)
     torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
-    with _disable_current_modes(), torch.set_grad_enabled(grad):
+    with without_dispatch_modes(), torch.set_grad_enabled(grad):
         try:
             try:
                 return _traced(_Trace(functional=False, cuts=cuts), function, rows, shared)
@@ -334,35 +330,21 @@ def _traced(trace: _Trace, function: Callable[..., Any], rows: Sequence[Spec], s
     return captured
 
 
-def _undisturb() -> None:
-    """Attention is plain products, hooks for saved tensors are not called, and fake tensors that do not fit together
-    are an error alone, without the page that torch logs of it."""
-    torch._C._autograd._saved_tensors_hooks_set_tracing(True)
-    _LOG.disabled = True
-    for enable in _ATTENTION.values():
-        enable(enable is torch.backends.cuda.enable_math_sdp)
-
-
-class _Undisturbed:
-    """A context after which what `_undisturb` changes is as before."""
+class _Unsaved:
+    """A context after which hooks for saved tensors are called in this thread as before."""
 
     def __enter__(self) -> None:
-        self._was_quiet = _LOG.disabled
-        self._attention = [is_enabled() for is_enabled in _ATTENTION]
         self._was_tracing = _is_tracing()
 
     def __exit__(self, *error: Any) -> None:
-        torch._C._autograd._saved_tensors_hooks_set_tracing(self._was_tracing)
-        _LOG.disabled = self._was_quiet
-        for enable, was_enabled in zip(_ATTENTION.values(), self._attention, strict=True):
-            enable(was_enabled)
+        set_saving_traced(self._was_tracing)
 
 
 def _is_tracing() -> bool:
     """Whether hooks for saved tensors are not called; torch tells it only to those who set it."""
-    is_tracing: bool = torch._C._autograd._saved_tensors_hooks_set_tracing(False)
+    is_tracing: bool = set_saving_traced(False)
     if is_tracing:  # whoever traces around us takes it back, also if an interrupt comes here
-        torch._C._autograd._saved_tensors_hooks_set_tracing(True)
+        set_saving_traced(True)
     return is_tracing
 
 

@@ -15,12 +15,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.utils._pytree as pytree
 
 from edbatch.cells.body.body import Body, Val, live_values
 from edbatch.cells.capture.capture import Captured
 from edbatch.cells.capture.recapture import Recapture
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.ops import schema_if_any
 
 aten = torch.ops.aten
 PRODUCTS = frozenset({
@@ -177,7 +178,7 @@ def _is_view(body: Body, value: int) -> bool:
     op = body.op(value)
     if op is not None and op.target is operator.getitem:
         op = body.op(op.args[0])
-    returns = getattr(getattr(op, "target", None), "_schema", None)
+    returns = None if op is None else schema_if_any(op.target)
     return returns is not None and any(r.alias_info is not None for r in returns.returns)
 
 

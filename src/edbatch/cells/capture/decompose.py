@@ -11,9 +11,9 @@ from functools import lru_cache
 from typing import Any
 
 import torch
-import torch._decomp
-from torch._ops import OpOverload
 from torch.nn import functional as F
+
+from edbatch.torch_insides.ops import OpOverload, core_decompositions
 
 aten = torch.ops.aten
 _INTS = (torch.int64, torch.int32, torch.int16, torch.int8)  # as an index; numbers of uint8 are masks there
@@ -38,10 +38,7 @@ KEEP = frozenset({
 
 @lru_cache(maxsize=1)
 def _core() -> dict[OpOverload, Callable[..., Any]]:
-    """torch's core decompositions; without those of composite ops, which ops carry themselves, if that is possible:
-    collecting them takes a fifth of a second."""
-    quick = getattr(torch._decomp, "_core_aten_decompositions_post_autograd", None)
-    return dict(quick() if quick is not None else torch._decomp.core_aten_decompositions())
+    return core_decompositions()
 
 
 @lru_cache(maxsize=1)

@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._functorch.config
-import torch.utils._pytree as pytree
-from torch._ops import OpOverload
-from torch._subclasses.fake_impls import op_implementations_checks
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.fake import FakeTensor, UnfinishedFakeMode, has_own_rule, in_kernel_invocation_manager
+from edbatch.torch_insides.ops import OpOverload, schema_of
 from edbatch.torch_state.surroundings import inside, undrawn
 
 aten = torch.ops.aten
@@ -40,22 +37,12 @@ _ORDINARY = frozenset({
 })  # fmt: skip
 
 
-class FakeMode(FakeTensorMode):
+class FakeMode(UnfinishedFakeMode):  # type: ignore[no-untyped-call]
     """torch's mode, made without the compiler."""
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
-        self._mode_key = torch._C._TorchDispatchModeKey.FAKE
-        self.in_kernel_invocation = False
-        self.enter_stack = []
-        self.is_complete = False
+        super().__init__()
         self.is_large = False
-        self.allow_meta = torch._functorch.config.fake_tensor_allow_meta
-        self._allow_unsafe_data_ptr_access = torch._functorch.config.fake_tensor_allow_unsafe_data_ptr_access
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper would import the compiler
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -64,13 +51,8 @@ class FakeMode(FakeTensorMode):
         result = self._quick(func, args, kwargs) if isinstance(func, OpOverload) else NotImplemented
         if result is not NotImplemented:
             return result
-        self._complete()
+        self.finish()
         return super().__torch_dispatch__(func, types, args, kwargs)
-
-    def _complete(self) -> None:
-        """Gets what only torch's way of doing things needs, from a mode that torch has made."""
-        if not self.is_complete:
-            self.__dict__ = vars(FakeTensorMode()) | self.__dict__ | {"is_complete": True}
 
     def _quick(self, func: OpOverload, args: Any, kwargs: Any) -> Any:
         """The result of an op on tensors of the CPU; NotImplemented when it is left to torch's mode."""
@@ -152,7 +134,7 @@ def _draws(func: OpOverload) -> bool:
 @cache
 def _is_factory(func: OpOverload) -> bool:
     """Whether an op makes a tensor out of numbers."""
-    schema = func._schema
+    schema = schema_of(func)
     return (
         func.namespace == "aten"
         and not schema.is_mutable
@@ -165,11 +147,7 @@ def _is_factory(func: OpOverload) -> bool:
 @cache
 def _is_ordinary(func: OpOverload) -> bool:
     """Whether the description of an op's results depends on nothing but that of its operands."""
-    return (
-        func.namespace == "aten"
-        and not func._schema.is_mutable
-        and (func in _ORDINARY or not any(check(func) for check, _ in op_implementations_checks))
-    )
+    return func.namespace == "aten" and not schema_of(func).is_mutable and (func in _ORDINARY or not has_own_rule(func))
 
 
 def _is_masked(indices: Any) -> bool:

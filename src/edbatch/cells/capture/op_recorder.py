@@ -9,13 +9,14 @@ import operator
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edbatch.cells.body.body import Body, Op, Val, constant
 from edbatch.cells.capture.decompose import KEEP, decompositions
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import QuietDispatchMode
+from edbatch.torch_insides.ops import is_composite, overload_of, schema_of
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _METADATA = {"squeeze_", "unsqueeze_", "t_", "transpose_", "detach_"}  # in place, but only on the tensor's description
@@ -25,20 +26,16 @@ class InPlace(Exception):
     """The body writes in place: it has to be functionalized."""
 
 
-class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Recorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every op that reaches it, decomposed; tensors are known by identity. Inputs may come at any time."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.entries: list[Op | str] = []  # a value each: an op, or the kind of an input
         self.inputs: dict[str, list[tuple[Val, Spec]]] = {"row": [], "shared": [], "tangent": []}
         self.value_of: dict[int, Val] = {}
         self.alive: list[Any] = []  # an id stays valid while its tensor lives
         self.table = decompositions()
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper would import the compiler
 
     def input(self, kind: str, tensor: torch.Tensor) -> None:
         value = self._append(kind, tensor)
@@ -48,7 +45,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.namespace == "prim":  # questions, nearly all of them for x.device
             return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
-        for decompose in (self.table.get(func), func.decompose if func not in KEEP and _is_composite(func) else None):
+        for decompose in (self.table.get(func), func.decompose if func not in KEEP and is_composite(func) else None):
             if decompose is not None:
                 with self:
                     try:
@@ -61,14 +58,15 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = func(*args, **kwargs)
             self._append(Op(constant, (args[0],), (), Spec.of(result)), result)
             return result
-        name = func._schema.name.rpartition(":")[2]
-        if func._schema.is_mutable and name not in _METADATA:
+        schema = schema_of(func)
+        name = schema.name.rpartition(":")[2]
+        if schema.is_mutable and name not in _METADATA:
             raise InPlace
         places, rebuild = pytree.tree_flatten((args, kwargs))
         places = [self.value(a) if isinstance(a, torch.Tensor) else a for a in places]
         result = func(*args, **kwargs)
         if name in _METADATA:
-            func = getattr(getattr(torch.ops.aten, name[:-1]), func._overloadname)
+            func = getattr(getattr(torch.ops.aten, name[:-1]), overload_of(func))
         args, kwargs = pytree.tree_unflatten(places, rebuild)
         self._write(func, args, kwargs, result)
         return result
@@ -127,8 +125,3 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def plain(tree: Any) -> Any:
     """Lists as tuples, so that ops can be compared."""
     return tuple([plain(item) for item in tree]) if isinstance(tree, (list, tuple)) else tree
-
-
-def _is_composite(func: Any) -> bool:
-    key = torch._C.DispatchKey.CompositeImplicitAutograd
-    return key in func.py_kernels or torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key)

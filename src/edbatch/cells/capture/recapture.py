@@ -7,11 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
-import torch
-
 from edbatch.cells.capture.capture import Captured, capture
 from edbatch.cells.capture.modes import Modes
 from edbatch.spec import Spec
+from edbatch.torch_insides.modes import set_grad_enabled
 from edbatch.torch_state.surroundings import Surroundings, has_grad, inside
 
 T = TypeVar("T")
@@ -41,5 +40,5 @@ class Recapture:
         return cast(T, self.context.copy().run(inside, (Surroundings(),), self._around, call))
 
     def _around(self, call: Callable[[], T]) -> T:
-        torch._C._set_grad_enabled(self.grad)
+        set_grad_enabled(self.grad)
         return self.modes.around(call)

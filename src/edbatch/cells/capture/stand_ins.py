@@ -12,13 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-import torch.utils._pytree as pytree
 from torch.overrides import TorchFunctionMode
 
 from edbatch.cells.capture.decompose import EQUAL_CALLS
 from edbatch.cells.capture.in_place import is_in_place
 from edbatch.errors import CaptureError, InPlaceError, RecordingError
 from edbatch.spec import is_tensor
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
 from edbatch.torch_state.belongings import Belongings
 from edbatch.torch_state.modules import modules_of
 
@@ -85,7 +86,7 @@ def lend_applied(
 
     `applied(call)` makes the call and may change its result.
     """
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         args, kwargs = pytree.tree_map_only(is_tensor, stand_in, (args, kwargs))
     return applied(lambda: function(*args, **kwargs))
 

@@ -15,9 +15,12 @@ import torch
 from edbatch.cells.body.body import Op, Val, swap_vals
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.torch_insides.transforms import set_vmap_warns
+from edbatch.torch_state.hooks import Setting, Settled
 from edbatch.torch_state.surroundings import inside
 
-_set_warning: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]
+# Where vmap loops over the rows it says so; torch does not tell whether it would.
+_VMAP_WARNS = Setting(lambda: True, lambda: set_vmap_warns(False), set_vmap_warns)
 
 
 @dataclass(frozen=True)
@@ -159,21 +162,12 @@ class Mapped:
         return result
 
     def __call__(self, *operands: torch.Tensor) -> Any:
-        return inside((_Warning(),), self._mapped, *operands)
+        quiet = Settled(_VMAP_WARNS)
+        return inside((quiet,), self._mapped, quiet, *operands)
 
-    def _mapped(self, *operands: torch.Tensor) -> Any:
-        _set_warning(False)  # where vmap loops over the rows
+    def _mapped(self, quiet: Settled, *operands: torch.Tensor) -> Any:
+        quiet.begin()
         return self.mapped(*operands)
-
-
-class _Warning:
-    """A context after which vmap warns again."""
-
-    def __enter__(self) -> None:
-        """Nothing to be done yet."""
-
-    def __exit__(self, *error: Any) -> None:
-        _set_warning(True)
 
 
 def _listed(argument: Any) -> Any:

@@ -20,6 +20,7 @@ from edbatch.cells.torch_ops import products
 from edbatch.cells.torch_ops.across import ACROSS
 from edbatch.cells.torch_ops.rule_types import Code, Names, Rule, Text, along, by_vmap, call, leading, pointwise
 from edbatch.spec import Spec
+from edbatch.torch_insides.ops import log_softmax, softmax
 
 aten = torch.ops.aten
 USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # that all kernels take
@@ -207,8 +208,8 @@ RULES: dict[Any, Rule] = {
     **{target: along(function, out="out") for target, function in _ALONG.items()},
     **{target: along(target) for target in _ALONG_PLAIN},
     **dict.fromkeys(_RANDOM, _random),
-    aten._softmax.default: along(torch._softmax, out="out"),
-    aten._log_softmax.default: along(torch._log_softmax, out="out"),
+    aten._softmax.default: along(softmax, out="out"),
+    aten._log_softmax.default: along(log_softmax, out="out"),
     aten._softmax_backward_data.default: along(aten._softmax_backward_data.default, place=2),
     aten._log_softmax_backward_data.default: along(aten._log_softmax_backward_data.default, place=2),
     aten.topk.default: along(aten.topk.default, place=2),

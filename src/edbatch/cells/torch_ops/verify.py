@@ -15,13 +15,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import _disable_current_modes
 
 from edbatch.cells.body.body import Body
 from edbatch.cells.body.program import Emitted
 from edbatch.cells.capture.fake import LARGE, LONG, scratch
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.torch_insides.modes import InferenceMode, without_dispatch_modes
 from edbatch.torch_state.surroundings import Made, Surroundings, inside
 
 _ROWS = 3
@@ -107,7 +107,7 @@ def _compare(what: str, values: Sequence[Any], specs: Sequence[Spec], *leading: 
 
 def _rehearsed(play: Callable[[Scene], None], scene: Scene) -> None:
     try:
-        inside((Surroundings(), Made(torch._C._InferenceMode, False)), _without_modes, play, scene)
+        inside((Surroundings(), Made(InferenceMode, False)), _without_modes, play, scene)
     except CaptureError:
         raise
     except Exception as error:
@@ -115,5 +115,5 @@ def _rehearsed(play: Callable[[Scene], None], scene: Scene) -> None:
 
 
 def _without_modes(play: Callable[[Scene], None], scene: Scene) -> None:
-    with _disable_current_modes(), torch.no_grad():
+    with without_dispatch_modes(), torch.no_grad():
         play(scene)

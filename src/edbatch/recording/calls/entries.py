@@ -9,9 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from edbatch.cells.eager import EagerKernel
 from edbatch.cells.in_order import TURN, InOrder, in_order
@@ -25,6 +23,8 @@ from edbatch.recording.types.type_set import NodeType
 from edbatch.recording.values.lazy import Kind, Lazy, lazy, rows_of
 from edbatch.recording.values.refusals import TRANSFORMS
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.transforms import innermost_transform
 from edbatch.torch_state.surroundings import Surroundings, Undrawn, inside
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts
 
 
 def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if innermost_transform() is not None:
         raise RecordingError(TRANSFORMS)
     rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
     run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)

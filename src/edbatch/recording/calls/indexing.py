@@ -17,6 +17,7 @@ from edbatch.recording.values.lazy import Lazy, Rows, lazy
 from edbatch.recording.values.ragged import check_owner
 from edbatch.recording.values.ragged_functions import is_index_of_rows
 from edbatch.spec import Spec
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
@@ -91,7 +92,7 @@ def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
             )
         mask = recorder.tensor_of(mask.ref)
     recorder.changing = "it reads a mask"
-    with torch._C.DisableTorchFunction():
+    with DisableTorchFunction():
         return list(mask.nonzero(as_tuple=True)) if mask.ndim else [bool(mask)]
 
 

@@ -26,7 +26,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch.utils import _pytree as pytree
 
 from edbatch.layout.layout import Slot
 from edbatch.recording.calls.signature import Child, Operand, Parts, Shared
@@ -34,6 +33,8 @@ from edbatch.recording.program.paths import NAMED, Paths, find_paths
 from edbatch.recording.types.kernel_cache import Context
 from edbatch.recording.values.lazy import Kind
 from edbatch.spec import Spec
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes}
 MAX_LENGTH = 60  # of an argument; a longer one is cut, and told apart by its hash
@@ -76,7 +77,7 @@ class Names(UniqueNames):
     def call(self, target: Any, args: Iterable[Any], kwargs: dict[str, Any], parts: Parts | None = None) -> str:
         """A call of a module or function. With `parts`, the arguments are templates of them."""
         self._constants_left = MAX_CONSTANTS
-        with torch._C.DisableTorchFunction():  # attributes of tensors are read
+        with DisableTorchFunction():  # attributes of tensors are read
             return self._call(target, args, kwargs, parts)
 
     def _call(self, target: Any, args: Iterable[Any], kwargs: dict[str, Any], parts: Parts | None = None) -> str:

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from edbatch.recording.calls.signature import Parts
+from edbatch.torch_insides import pytree
+from edbatch.torch_insides.modes import TorchDispatchMode
+from edbatch.torch_insides.tensors import storage_number, version_of
+from edbatch.torch_insides.transforms import is_wrapped
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
@@ -130,10 +132,10 @@ def flatten(args: Any, kwargs: Any) -> list[Any]:
 
 def memory_of(tensor: torch.Tensor) -> int | None:
     """What two tensors have in common that lie in the same memory."""
-    if tensor.layout is not torch.strided or torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+    if tensor.layout is not torch.strided or is_wrapped(tensor):
         return None
-    return int(tensor.untyped_storage()._cdata)
+    return storage_number(tensor)
 
 
 def _version(result: Any) -> int:
-    return result._version if isinstance(result, torch.Tensor) and not result.is_inference() else 0
+    return version_of(result) if isinstance(result, torch.Tensor) and not result.is_inference() else 0

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 from torch import nn
-from torch.utils import _pytree as pytree
 
 from edbatch.errors import RecordingError
 from edbatch.layout.layout import Slot
@@ -23,6 +22,7 @@ from edbatch.recording.program.attributes import Same
 from edbatch.recording.values.lazy import Kind, Lazy, Rows
 from edbatch.recording.values.ragged import materialise
 from edbatch.spec import OWN_RULES, Spec, float_bits, own_rules
+from edbatch.torch_insides import pytree
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder

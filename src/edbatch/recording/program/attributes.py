@@ -18,6 +18,8 @@ import torch
 from torch import nn
 
 from edbatch.spec import float_bits
+from edbatch.torch_insides.modes import is_functional
+from edbatch.torch_insides.modules import INTERNAL
 
 SCALARS = (
     int, float, complex, bool, str, bytes, type(None), enum.Enum, range, np.number, np.bool_, torch.dtype, torch.device,
@@ -25,7 +27,6 @@ SCALARS = (
 OBJECTS = (np.ndarray, FunctionType, BuiltinFunctionType, MethodType, type)
 RECORDS = (SimpleNamespace, argparse.Namespace)
 MAX_PARTS = 300  # of a collection; a larger one is data, a vocabulary perhaps, and not looked into
-INTERNAL = frozenset(nn.Module().__dict__)
 
 
 class Same:
@@ -91,7 +92,7 @@ def _is_given(value: Any) -> bool:
     """Whether a value is a tensor that was not computed, not even while a body was captured."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return False
-    return value.grad_fn is None and not torch._is_functional_tensor(value)
+    return value.grad_fn is None and not is_functional(value)
 
 
 def can_change(value: Any) -> bool:

@@ -20,6 +20,8 @@ import torch
 from torch import nn
 
 from edbatch.errors import RecordingError
+from edbatch.torch_insides.modes import DisableTorchFunction
+from edbatch.torch_insides.modules import children_in
 from edbatch.torch_state.modules import modules_of, parameters_of
 
 if TYPE_CHECKING:
@@ -147,14 +149,14 @@ def options_of(target: Any) -> CellOptions | None:
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is one of torch's own that holds no user code: Linear, LSTMCell, …, or a Sequential of them."""
     if module.__class__ is nn.Sequential:
-        return all(map(is_leaf, module._modules.values()))
+        return all(map(is_leaf, children_in(module).values()))
     return module.__class__.__module__.startswith("torch.nn.modules.") and not isinstance(module, CONTAINERS)
 
 
 def is_row_wise(module: Any, rank: int) -> bool:
     """Whether a module treats rows with so many dimensions alike."""
     if module.__class__ is nn.Sequential:
-        return all(is_row_wise(child, rank) for child in module._modules.values())
+        return all(is_row_wise(child, rank) for child in children_in(module).values())
     cls = module.__class__
     least = 1 if cls is nn.Linear else len(module.normalized_shape) if cls is nn.LayerNorm else 0
     return cls in ROW_WISE and rank >= least
@@ -169,7 +171,7 @@ def static_positions(target: Any, options: CellOptions) -> frozenset[Hashable]:
 
 def numbers_to_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The forward pre-hook of a marked module: int and float arguments reach `forward` as 0-d tensors."""
-    with torch._C.DisableTorchFunction():  # a look at a parameter is no use of it
+    with DisableTorchFunction():  # a look at a parameter is no use of it
         first = next(iter(parameters_of(modules_of([module]))), None)
         device = torch.device("cpu") if first is None else first.device
     return convert_numbers(module, module.__dict__.get(MARK, CellOptions()), args, kwargs, device)

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules import module as _module
 
 from edbatch.recording.program.attributes import SCALARS, can_change, describe, mark, settings_of
 from edbatch.recording.program.marking import numbers_to_tensors
+from edbatch.torch_insides.modules import TABLES, buffers_in, hooks_in, hooks_of_all, parameters_in
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 
 try:
@@ -28,12 +28,6 @@ except ImportError:
         """Whether dicts hold the very objects that they held, given as tuples of keys and values in turn."""
         held = [tuple(chain.from_iterable(d.items())) for d in dicts]
         return list(map(len, held)) == list(map(len, items)) and all(map(is_, chain(*held), chain(*items)))
-
-
-TABLES = (
-    "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks", "_backward_hooks",
-    "_backward_pre_hooks",
-)  # fmt: skip
 
 
 class Watch:
@@ -65,7 +59,7 @@ class Watch:
         self.__dict__.update(  # at once: an interrupt finds the one look or the other
             _modules=modules,
             _classes=list(map(type, modules)),
-            _global_hooks=global_hooks(),
+            _global_hooks=hooks_of_all(),
             _tables=tables,
             _items=[tuple(chain.from_iterable(table.items())) for table in tables],
             _tensors=[(t, t.dtype, t.shape, t.device, t.requires_grad) for t in tensors],
@@ -96,7 +90,7 @@ class Watch:
         return True
 
     def _is_same(self) -> bool:
-        if list(map(type, self._modules)) != self._classes or global_hooks() != self._global_hooks:
+        if list(map(type, self._modules)) != self._classes or hooks_of_all() != self._global_hooks:
             return False
         if not same_items(self._tables, self._items):
             return False
@@ -108,27 +102,17 @@ class Watch:
         return all(describe(value) == said for value, said in self._settings)
 
 
-def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
-    return module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-
-
 def hooks_of(module: nn.Module) -> list[Any]:
     """The user's own hooks of a module, and those of all modules."""
-    hooks = [hook for table in hook_tables(module) for hook in table.values() if hook is not numbers_to_tensors]
-    return hooks + global_hooks()
-
-
-def global_hooks() -> list[Any]:
-    forward = _module._global_forward_pre_hooks, _module._global_forward_hooks
-    backward = _module._global_backward_pre_hooks, _module._global_backward_hooks
-    return [hook for table in (*forward, *backward) if table for hook in table.values()]
+    hooks = [hook for table in hooks_in(module) for hook in table.values() if hook is not numbers_to_tensors]
+    return hooks + hooks_of_all()
 
 
 def state_of(module: nn.Module) -> Hashable:
     """What capture reads of a module: mode, hooks, attributes, and which parameters and buffers it has."""
     held = list(module.__dict__.items())  # another thread that records may place children there
     scalars = tuple((k, mark(v)) for k, v in held if isinstance(v, SCALARS))
-    tensors = (*module._parameters.items(), *module._buffers.items())
+    tensors = (*parameters_in(module).items(), *buffers_in(module).items())
     owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)
     settings = tuple((k, says) for k, v in settings_of(module) if (says := describe(v)) is not None)
     return id(module), type(module), scalars, settings, tuple(map(id, hooks_of(module))), owned

@@ -24,6 +24,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from edbatch.recording.program.marking import CellFunction
 from edbatch.spec import Spec
+from edbatch.torch_insides.modules import BUFFERS, CHILDREN, PARAMETERS
 
 LIBRARIES = sys.stdlib_module_names - {"__main__"} | {"torch", "numpy", "edbatch"}
 CONTAINERS = (list, tuple, dict)
@@ -123,7 +124,7 @@ def find_paths(root: Any) -> MutableMapping[Any, str]:
             if steps < MAX_STEPS and len(seen) < MAX_OBJECTS:
                 queue.extend((name, child, path, steps + 1) for name, child in _children(path, value))
             if _is(value, nn.Module):
-                tables = [dict.items(_dict_of(value)[t]) for t in ("_parameters", "_buffers", "_modules")]
+                tables = [dict.items(_dict_of(value)[t]) for t in (PARAMETERS, BUFFERS, CHILDREN)]
                 named = [(_join(path, name), child, path, steps) for table in tables for name, child in table]
                 queue.extendleft(reversed(named))
     paths: MutableMapping[Any, str] = WeakIdKeyDictionary()

@@ -25,6 +25,8 @@ from edbatch.recording.program.module_watch import Watch, hooks_of, state_of
 from edbatch.recording.program.paths import Paths
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
+from edbatch.torch_insides.modes import DisableTorchFunction, InferenceMode, is_any_autocast_enabled
+from edbatch.torch_insides.modules import BatchNorm
 from edbatch.torch_state.belongings import Belongings
 from edbatch.torch_state.hooks import hooked
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
@@ -52,7 +54,7 @@ class Context(NamedTuple):
 
     @staticmethod
     def current() -> Context:
-        devices = ("cpu", "cuda") if torch._C._is_any_autocast_enabled() else ()
+        devices = ("cpu", "cuda") if is_any_autocast_enabled() else ()
         autocast = tuple([(d, torch.get_autocast_dtype(d)) for d in devices if torch.is_autocast_enabled(d)])
         return Context(has_grad(), autocast, torch.get_default_dtype())
 
@@ -72,7 +74,7 @@ class Cell:
     @cached_property
     def device(self) -> torch.device | None:
         """Where its parameters are."""
-        with torch._C.DisableTorchFunction():  # else the attribute would pass through the mode
+        with DisableTorchFunction():  # else the attribute would pass through the mode
             return self.parameters[0].device if self.parameters else None
 
 
@@ -113,7 +115,7 @@ class KernelCache:
         roots = owners if isinstance(target, CellFunction) else (target,)
         modules = tuple(modules_of(roots))
         for module in modules:
-            if isinstance(module, nn.modules.batchnorm._BatchNorm) and module.training and module.track_running_stats:
+            if isinstance(module, BatchNorm) and module.training and module.track_running_stats:
                 raise RecordingError(
                     f"BatchNorm ({self.paths.name_of(target)}) in a cell in training mode mixes examples and updates "
                     "its statistics, so batched and one-by-one execution cannot agree; use LayerNorm or GroupNorm, "
@@ -181,7 +183,7 @@ def _capture(
         grad = Context.current().grad
         make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
         undisturbed = _Undisturbed(cell.modules if cell is not None else ())
-        contexts = Surroundings(unhooked), hooked(), Made(torch._C._InferenceMode, False), undisturbed
+        contexts = Surroundings(unhooked), hooked(), Made(InferenceMode, False), undisturbed
         return inside(contexts, lambda: undisturbed.run(make))
 
     def compiled(constant: tuple[int, ...]) -> CompiledCell:

@@ -8,10 +8,8 @@ sum.
 
 from __future__ import annotations
 
-import ctypes
 import operator
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,6 +17,7 @@ import torch
 from edbatch.cells.capture.in_place import OPERATORS
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError, ValueReadError
 from edbatch.spec import Spec
+from edbatch.torch_insides.libraries import undefined_tensor
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
@@ -27,12 +26,11 @@ if TYPE_CHECKING:
 try:
     from edbatch.recording._calls import Value, set_no_tensor
 
-    _library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
-    set_no_tensor(ctypes.addressof(ctypes.c_char.in_dll(_library, "_ZN3c1019UndefinedTensorImpl10_singletonE")))
+    set_no_tensor(undefined_tensor())
     ARE_TENSORS = True
 except ImportError:  # there was no C compiler at installation
     Value, ARE_TENSORS = object, False  # type: ignore[misc, assignment]
-except (OSError, ValueError):  # the library has another name here
+except (OSError, ValueError):  # torch's library has another name here
     ARE_TENSORS = False
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
 
 from edbatch.layout.layout import REF, Slot
+from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
@@ -43,7 +43,7 @@ class Lineage:
         types = np.frombuffer(memoryview(recorder.types), np.int64)[self._num_nodes :].tolist()
         args = np.frombuffer(memoryview(recorder.args), np.int64)[self._num_args :].tolist()
         at = 0
-        with torch._C.DisableTorchFunction():
+        with DisableTorchFunction():
             for node, t in enumerate(types, self._num_nodes):
                 at = self._step(node, t, args, at)
         self._num_nodes += len(types)

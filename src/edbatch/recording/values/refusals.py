@@ -11,6 +11,7 @@ from torch.autograd import forward_ad
 
 from edbatch.cells.capture.in_place import IN_PLACE_OPERATORS, is_in_place
 from edbatch.errors import BatchError, InPlaceError, RecordingError, ValueReadError
+from edbatch.torch_insides.transforms import FILES, innermost_transform, is_forward_mode
 
 TRANSFORMS = (
     "a gradient, or a transform of torch.func or torch.autograd.functional, was asked for inside the batched function, "
@@ -21,7 +22,6 @@ INSTEAD = {  # of methods in place that have no other form
     "zero": "torch.zeros_like(x)", "fill": "torch.full_like(x, …)", "copy": "the other value", "uniform":
     "torch.rand_like(x)", "normal": "torch.randn_like(x)", "detach": "x.detach()",
 }  # fmt: skip
-_TRANSFORMS = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")
 
 
 def explained(error: Exception) -> Exception:
@@ -31,7 +31,7 @@ def explained(error: Exception) -> Exception:
     """
     frames = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
     in_cell = any(name.endswith("edbatch/recording/types/kernel_cache.py") for name in frames)
-    if TRANSFORMS in str(error) or in_cell or not any(part in name for part in _TRANSFORMS for name in frames):
+    if TRANSFORMS in str(error) or in_cell or not any(part in name for part in FILES for name in frames):
         return error
     return RecordingError(f"{TRANSFORMS}. torch says: {error}")
 
@@ -67,7 +67,7 @@ def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 def refuse_transforms() -> None:
     """Raises if a transform of torch.func is around a batched call: it would not see what is computed."""
-    if torch._C._functorch.peek_interpreter_stack() is not None:
+    if innermost_transform() is not None:
         raise BatchError(
             "a batched function was called inside torch.func.vmap, grad, jvp or the like, which cannot see into it; "
             "use batched.one_by_one(...) there, or backward() for gradients"
@@ -76,7 +76,7 @@ def refuse_transforms() -> None:
 
 def refuse_tangents(tensors: Iterable[torch.Tensor]) -> None:
     """Raises if one of the tensors that a batched call reads has a tangent, which would be lost."""
-    if forward_ad._current_level < 0:
+    if not is_forward_mode():
         return
     unpack: Any = forward_ad.unpack_dual
     if any(unpack(tensor).tangent is not None for tensor in tensors):

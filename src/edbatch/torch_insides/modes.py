@@ -1,0 +1,70 @@
+"""Modes of the present thread, and how to set them back: who sees torch's functions and ops, gradients, autocast,
+inference, functionalization, and what autograd is about to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as _dispatch
+
+TorchDispatchMode = _dispatch.TorchDispatchMode  # sees every op: those of a body, and whether one draws random numbers
+without_dispatch_modes = _dispatch._disable_current_modes  # capture and rehearsals compute as if nobody saw their ops
+dispatch_modes: Any = _dispatch._get_current_dispatch_mode_stack  # what must be there again after an interrupt
+pop_dispatch_mode: Any = _dispatch._pop_mode  # one that an interrupt left there
+push_dispatch_mode: Any = _dispatch._push_mode  # one that is missing after it
+DisableTorchFunction = torch._C.DisableTorchFunction  # our own questions to tensors are not recorded
+DisableAutocast = torch._C._DisableAutocast  # kernels and gradients compute in the dtypes that were recorded
+InferenceMode = torch._C._InferenceMode  # left for a while, by a context that no interrupt breaks: see `Made`
+set_grad_enabled = torch._C._set_grad_enabled  # what a user's `no_grad` calls, as modes see it; and puts grad mode back
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # one question instead of one per device, for every call
+
+num_function_modes = torch._C._len_torch_function_stack  # what an interrupt left on the stack is above this
+pop_function_mode = torch._C._pop_torch_function_stack  # such a one is taken off
+get_function_state: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]  # torch functions seen at all?
+set_function_state: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]  # as before an interrupt
+num_dispatch_modes = torch._C._len_torch_dispatch_stack  # somebody sees every op: no fused kernels, no pooled memory
+
+keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # memory is released unless retain_graph=True
+set_saving_traced: Any = torch._C._autograd._saved_tensors_hooks_set_tracing  # capture calls no hooks for saved tensors
+
+is_functional = torch._is_functional_tensor  # made by capture, of a body that writes in place
+_FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
+
+
+def is_functionalizing() -> bool:
+    """Whether in-place ops are made functional in this thread; it must be the same after an interrupt."""
+    return bool(torch._C._dispatch_tls_is_dispatch_key_included(_FUNCTIONALIZE))
+
+
+def functionalize(on: bool) -> None:
+    """Turns torch's functionalization on or off in this thread: a body that writes in place is captured by it."""
+    if on != is_functionalizing():
+        if on:
+            torch._enable_functionalization(reapply_views=True)
+        else:
+            torch._disable_functionalization()  # type: ignore[no-untyped-call]
+
+
+def to_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that may be written in place while functionalization is on, with the gradient of the one inside."""
+    wrapped = torch._to_functional_tensor(tensor)
+    torch._mirror_autograd_meta_to(tensor, wrapped)  # type: ignore[attr-defined]
+    return wrapped
+
+
+def from_functional(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor inside, after all writes: an op was recorded that made it."""
+    torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
+    return torch._from_functional_tensor(tensor)
+
+
+class QuietDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode whose methods torch does not wrap: the wrapper would import the compiler. Torch 2.7 asks so."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False

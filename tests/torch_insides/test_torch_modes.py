@@ -1,0 +1,168 @@
+"""What we rely on of torch's modes: that each acts in this thread, can be asked for, and can be set back."""
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+from edbatch.torch_insides import modes
+from edbatch.torch_insides.modes import (
+    DisableAutocast,
+    DisableTorchFunction,
+    InferenceMode,
+    QuietDispatchMode,
+    TorchDispatchMode,
+)
+
+
+class Functions(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class Ops(TorchDispatchMode):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.seen.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+class QuietOps(QuietDispatchMode, Ops):
+    """The same, without the wrapper."""
+
+
+def test_no_mode_sees_functions_where_they_are_disabled():
+    x = torch.ones(2)
+    with Functions() as mode, DisableTorchFunction():
+        x.shape, x.sum()
+    assert mode.seen == []
+
+
+def test_function_modes_are_counted_and_popped():
+    assert modes.num_function_modes() == 0
+    mode = Functions()
+    mode.__enter__()
+    assert modes.num_function_modes() == 1
+    assert modes.pop_function_mode() is mode
+    assert modes.num_function_modes() == 0
+
+
+def test_whether_functions_are_seen_is_asked_for_and_set_back():
+    before = modes.get_function_state()
+    with DisableTorchFunction():
+        assert modes.get_function_state() != before
+        modes.set_function_state(before)
+        with Functions() as mode:
+            torch.ones(2)
+    assert mode.seen == [torch.ones]
+    assert modes.get_function_state() == before
+
+
+@pytest.mark.parametrize("kind", [Ops, QuietOps])
+def test_dispatch_modes_see_ops_and_are_counted_popped_and_pushed(kind):
+    mode = kind()
+    with mode:
+        torch.ones(2).sum()
+        assert modes.num_dispatch_modes() == 1
+        assert modes.dispatch_modes() == [mode]
+        assert modes.pop_dispatch_mode() is mode
+        assert modes.num_dispatch_modes() == 0
+        torch.ones(2).exp()
+        modes.push_dispatch_mode(mode)
+        with modes.without_dispatch_modes():
+            torch.ones(2).exp()
+    assert torch.ops.aten.sum.default in mode.seen
+    assert torch.ops.aten.exp.default not in mode.seen
+    assert modes.num_dispatch_modes() == 0
+
+
+def test_autocast_is_asked_for_and_off_where_it_is_disabled():
+    a = torch.ones(2, 2)
+    assert not modes.is_any_autocast_enabled()
+    with torch.autocast("cpu"):
+        assert modes.is_any_autocast_enabled()
+        assert (a @ a).dtype is torch.bfloat16
+        with DisableAutocast():
+            assert (a @ a).dtype is torch.float32
+    with torch.autocast("cuda", enabled=torch.cuda.is_available()):
+        assert modes.is_any_autocast_enabled() == torch.cuda.is_available()
+
+
+def test_inference_mode_is_left_for_a_while_from_the_moment_it_is_made():
+    with torch.inference_mode():
+        guard = InferenceMode(False)
+        guard.__enter__()
+        assert not torch.is_inference_mode_enabled()
+        guard.__exit__(None, None, None)
+        del guard
+        assert torch.is_inference_mode_enabled()
+
+
+def test_a_grad_mode_is_set_by_one_function_that_modes_see():
+    with Functions() as mode:
+        with torch.no_grad():
+            pass
+        torch.set_grad_enabled(True)
+    assert mode.seen.count(modes.set_grad_enabled) >= 2
+    modes.set_grad_enabled(False)
+    assert not torch.is_grad_enabled()
+    modes.set_grad_enabled(True)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_backward_can_ask_whether_the_graph_is_kept(keep):
+    answers = []
+
+    class Asked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            answers.append(modes.keeps_graph())
+            return grad * 2
+
+    Asked.apply(torch.ones(1, requires_grad=True)).backward(retain_graph=keep)
+    assert answers == [keep]
+
+
+def test_hooks_for_saved_tensors_are_not_called_while_tracing():
+    packed = []
+    x = torch.ones(2, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        assert modes.set_saving_traced(True) is False  # gives what it was
+        try:
+            x.exp()
+            assert packed == []
+        finally:
+            assert modes.set_saving_traced(False) is True
+        x.exp()
+    assert len(packed) == 1
+
+
+def test_functionalization_makes_writes_functional():
+    assert not modes.is_functionalizing()
+    inner = torch.ones(2, requires_grad=True)
+    modes.functionalize(True)
+    try:
+        assert modes.is_functionalizing()
+        outer = modes.to_functional(inner)
+        assert modes.is_functional(outer)
+        assert not modes.is_functional(inner)
+        assert outer.requires_grad
+        with torch.no_grad():
+            outer.mul_(3)
+        assert modes.from_functional(outer).tolist() == [3.0, 3.0]
+        assert inner.tolist() == [1.0, 1.0]
+        modes.functionalize(True)  # twice is once
+    finally:
+        modes.functionalize(False)
+    assert not modes.is_functionalizing()
