@@ -106,7 +106,7 @@ def test_slots_of_every_kind():
     assert read[reduce, 1] == ([], [0, 1, 3])
     assert read[total, 0] == ([a, b, a], [0, 3])
     assert read[sum_rows, 0] == ([8, 9], [0, 2])
-    assert plan_.length.tolist() == [1, 1, 1, 2, 1, 2, 1, 2, 1, 1]
+    assert plan_.num_rows.tolist() == [2, 3, 3, 3, 1, 1]
     assert plan_.type_sizes.tolist() == [2, 3, 3, 2, 1, 1]  # all rows where a type writes them, else its nodes
     assert plan_.rows_of(np.array([-2, 1, 3]), types, table, np.array([0, 1])).tolist() == [1, b, 5]
     begin = dict.fromkeys(range(6), 0)
