@@ -53,9 +53,9 @@ class Group:
 
     leaf: int
     spec: Spec
-    examples: Sequence[int]
+    examples: tuple[int, ...]
     refs: Ints
-    lengths: Sequence[int] | None = None
+    lengths: tuple[int, ...] | None = None
     is_ragged: bool = False  # refs are of values of several rows, not of single rows
     needs_grad: bool = False  # not known before the needs of a plan are
 
@@ -201,12 +201,12 @@ def _group_alike(leaf: int, values: Sequence[Any], recorder: Recorder) -> Group 
     kind = values[0].kind if isinstance(values[0], Lazy) else None
     if kind is None or kind.recorder is not recorder or any(getattr(v, "kind", None) is not kind for v in values):
         return None
-    examples = range(len(values))
+    examples = tuple(range(len(values)))
     if kind is kind.one:
         return Group(leaf, kind.spec, examples, np.array([v.ref for v in values], dtype=np.int64))
     if kind is kind.one.rows and all(v.ref is None for v in values):
         refs = [ref for v in values for ref in v.elements]
-        return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), [v.length for v in values])
+        return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), tuple([v.length for v in values]))
     return None
 
 
@@ -220,9 +220,12 @@ def groups(leaf: int, values: Sequence[Any]) -> list[Group]:
             refs += value.refs
             lengths.append(value.length)
     return [
-        Group(leaf, spec, examples, np.array(refs, dtype=np.int64), None if how == "one" else lengths, how == "ragged")
+        Group(
+            leaf, spec, tuple(examples), np.array(refs, dtype=np.int64), None if how == "one" else tuple(lengths),
+            how == "ragged",
+        )
         for (spec, how), (examples, refs, lengths) in found.items()
-    ]
+    ]  # fmt: skip
 
 
 def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:

@@ -135,11 +135,12 @@ def _join_results(
             check_structure(bank.structure(row).tree, first.tree, i)
     is_usual = refs is not None and None not in first.specs
     pieces = [] if is_usual else [bank.leaves(number) for number in numbers.tolist()]
+    everyone = tuple(range(len(numbers)))
     gathered: list[Group] = []
     joined: list[Sequence[Any]] = []
     for j, spec in enumerate(first.specs):
         if refs is not None and spec is not None:
-            gathered.append(Group(j, spec, range(len(numbers)), refs[j]))
+            gathered.append(Group(j, spec, everyone, refs[j]))
             joined.append((None,) * len(numbers))  # to be gathered
         else:
             values, of_leaf = _join_leaf(j, [leaves[j] for leaves in pieces], inputs, shift)
