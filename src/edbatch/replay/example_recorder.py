@@ -16,11 +16,12 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from edbatch.layout.layout import REF, Ints
+from edbatch.recording.calls.signature import lasting_key
 from edbatch.recording.program.attributes import SCALARS
 from edbatch.recording.recorder import DRAWS, Recorder
 from edbatch.recording.results import Value, structure_of
 from edbatch.recording.types.recording import Recording
-from edbatch.recording.values.lazy import Kind, Lazy
+from edbatch.recording.values.lazy import Lazy
 from edbatch.replay.piece_bank import Others, PieceBank, PieceType, Structure
 from edbatch.spec import is_tensor
 
@@ -143,7 +144,7 @@ def _types_of_pieces(recorder: PieceRecorder, recording: Recording, used: list[I
             lasting.update(numbers.tolist())
     types = []
     for t, (key, context, name) in enumerate(recorder.signatures):
-        lasts_as = context, tuple([k.spec if isinstance(k, Kind) else k for k in key])
+        lasts_as = context, lasting_key(key)
         found = known.get(lasts_as)
         if found is None:
             found = PieceType(replace(recording.node_types[t], name=name), context)
