@@ -1,6 +1,7 @@
 """Keys of signatures: the short cuts for calls that a recording knows find what `Parts` builds, and nothing else."""
 
 import math
+import operator
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import edbatch
+from edbatch.layout.layout import Slot
 from edbatch.recording import interception, recorder
 from edbatch.recording.calls import fast_cells, fast_functions
 from edbatch.recording.calls.signature import Parts, lasting_key
@@ -86,7 +88,7 @@ def general(recorder, target, args, **how):
     return tuple(found.key), found.flat
 
 
-@given(st.lists(arguments, max_size=3))
+@given(st.lists(arguments | flat_arguments, max_size=3))
 def test_keys_of_cells_are_those_of_parts(drawn):
     def compare(recorder, values):
         args = tuple(built(argument, values) for argument in drawn)
@@ -139,11 +141,21 @@ CALLS = {
     "softmax": (lambda v, n: F.softmax(v["value"], dim=n % 2 - 1), ints),
     "rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)).max(0)[0], ints),
     "mean of rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)).mean(dim=0), ints),
-    "rows plus rows": (lambda v, n: torch.tanh(torch.stack([v["value"]] * (1 + n % 3))) * v["number"], ints),
+    "rows times a number": (lambda v, n: torch.tanh(torch.stack([v["value"]] * (1 + n % 3))) * v["number"], ints),
     "rows times a vector": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)) @ v["computed"], ints),
     "rows in a layer": (lambda v, n: F.linear(torch.stack([v["value"]] * (1 + n % 3)), WEIGHT), ints),
 }
-USUAL = ["plus a number", "a product", "torch.add", "of a parameter", "linear", "mv", "sum", "softmax"]
+USUAL = [
+    "plus a number",
+    "a product",
+    "torch.add",
+    "of a parameter",
+    "linear",
+    "mv",
+    "sum",
+    "softmax",
+    "clamp by a number",
+]
 calls = st.one_of(
     *[numbers.map(lambda n, name=name: (name, n)) for name, (_, numbers) in CALLS.items()],
     st.tuples(st.just("cell"), st.lists(arguments, max_size=2)),
@@ -226,3 +238,8 @@ def test_usual_calls_are_taken_apart_once(monkeypatch, long_way, name):
     keys = taken_apart(monkeypatch, program)
     assert len(set(keys)) == len(keys)
     assert len(long_way(taken_apart, monkeypatch, program)) >= len(keys) + 5
+
+
+def test_functions_of_rows_that_lie_in_memory_are_taken_apart_once(monkeypatch):
+    keys = taken_apart(monkeypatch, [("rows times a number", 1)])
+    assert [key[0] for key in keys if Slot.REPEAT in key] == [operator.mul]
