@@ -55,26 +55,48 @@ class Reads(NamedTuple):
 
 
 def parse(types: Any, args: Ints, table: SlotTable) -> Reads:
-    """The args of all nodes, taken apart."""
-    starts, kinds, flat = table.starts.tolist(), table.kinds.tolist(), args.tolist()
-    found, at = [], 0
+    """The args of all nodes, taken apart: first where those of each node begin, then slot by slot."""
+    begins, found = _begins(types, args, table), [np.empty((4, 0), np.int64)]
+    for t, (first, end) in enumerate(pairwise(table.starts.tolist())):
+        nodes = np.flatnonzero(types == t)
+        at = begins[nodes]
+        for slot in range(first, end):
+            kind = table.kinds[slot]
+            count = np.full(len(nodes), int(kind != Slot.OFFSETS))
+            if kind in LISTS:
+                count, at = args[at], at + 1
+            total = int(count.sum())
+            columns = np.repeat(nodes, count), np.full(total, slot), np.full(total, kind), _ranges(at, count)
+            found.append(np.stack(columns))
+            at = at + count
+    node, slots, kinds, places = np.concatenate(found, axis=1)
+    order = np.argsort(places)
+    return Reads(node[order], slots[order], kinds[order], args[places[order]])
+
+
+def _begins(types: Any, args: Ints, table: SlotTable) -> Ints:
+    """Where the args of each node begin."""
+    kinds = [table.kinds[a:b].tolist() for a, b in pairwise(table.starts)]
+    plain = [None if set(k).intersection(LISTS) else len(k) - k.count(Slot.OFFSETS) for k in kinds]
+    flat, begins, at = args.tolist(), [], 0
     for node, t in enumerate(types.tolist()):
-        for slot in range(starts[t], starts[t + 1]):
-            kind, count = kinds[slot], 1
-            if kind == Slot.OFFSETS:
-                count = 0
-            elif kind in LISTS:
-                count, at = flat[at] if at < len(flat) else 0, at + 1
-                if count < 1:
-                    raise AssertionError(f"node {node} lists {count} values; a list has at least one")
-            found += [(node, slot, kind, k) for k in range(at, at + count)]
-            at += count
-            if at > len(flat):
-                raise AssertionError(f"the args of node {node} end at {at}, but there are {len(flat)}")
+        begins.append(at)
+        num_args = plain[t]
+        if num_args is None:
+            num_args = 0
+            for kind in kinds[t]:
+                if kind in LISTS:
+                    count = flat[at + num_args] if at + num_args < len(flat) else 0
+                    if count < 1:
+                        raise AssertionError(f"node {node} lists {count} values; a list has at least one")
+                    num_args += count
+                num_args += kind != Slot.OFFSETS
+        at += num_args
+        if at > len(flat):
+            raise AssertionError(f"the args of node {node} end at {at}, but there are {len(flat)}")
     if at != len(flat):
         raise AssertionError(f"the args of all nodes end at {at}, but there are {len(flat)}")
-    node_, slot_, kind_, places = np.array(found, np.int64).reshape(-1, 4).T
-    return Reads(node_, slot_, kind_, args[places])
+    return np.array(begins, np.int64)
 
 
 def lengths(num_nodes: int, reads: Reads) -> Ints:

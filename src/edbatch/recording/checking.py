@@ -56,7 +56,7 @@ def _check_group(group: Group, recording: Recording, name: str) -> None:
     if len(refs) != num_refs:
         raise AssertionError(f"{name}: {len(refs)} references for {num_refs} values")
     are_rows = np.full(len(refs), group.is_ragged)
-    check_refs(recording, refs, [group.spec] * len(refs), are_rows, lambda i: name)
+    check_refs(recording, refs, [group.spec], np.zeros(len(refs), np.int64), are_rows, lambda i: name)
     if group.is_ragged:
         length = lengths(len(recording.types), parse(recording.types, recording.args, recording.table))
         require_same(f"{name}: the rows of examples", rows, length[unpack(refs)[0]])

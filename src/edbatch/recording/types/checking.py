@@ -6,7 +6,7 @@ In: a `Recording`. Out: nothing, or an AssertionError that names the first thing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 
 import numpy as np
@@ -37,39 +37,48 @@ def check_recording(recording: Recording) -> None:
 
 
 def check_refs(
-    recording: Recording, refs: Ints, specs: list[Spec | None], are_rows: Bools, what: Callable[[int], str]
+    recording: Recording,
+    refs: Ints,
+    specs: Sequence[Spec | None],
+    which: Ints,
+    are_rows: Bools,
+    what: Callable[[int], str],
 ) -> None:
-    """Raise an AssertionError unless references lead to values of these specs, which are of several rows or not.
+    """Raise an AssertionError unless references lead to values of some specs, which are of several rows or not.
 
     Args:
-        what: the name of the one that makes a reference, by its number.
+        which: of each reference the number of its spec. what: the name of the one that reads, by the number of the
+            reference.
     """
-    num_nodes, num_outside = len(recording.types), len(recording.outside)
-    nodes, outputs = unpack(refs)
-    is_inside = refs >= 0
+    types, num_nodes, num_outside = recording.node_types, len(recording.types), len(recording.outside)
+    is_inside, (nodes, outputs) = refs >= 0, unpack(refs)
     require(
         is_inside | (refs >= -num_outside),
         lambda i: f"{what(i)} reads input {-1 - refs[i]} from outside, but there are {num_outside}",
     )
     require(~is_inside | (nodes < num_nodes), lambda i: f"{what(i)} reads node {nodes[i]}, but there are {num_nodes}")
-    types = [recording.node_types[t] for t in recording.types[np.where(is_inside, nodes, 0)]] if num_nodes else []
-    for i, (ref, output, spec, is_rows) in enumerate(
-        zip(refs.tolist(), outputs.tolist(), specs, are_rows, strict=True)
-    ):
-        if ref < 0:
-            found, per_row = recording.outside_specs[-1 - ref], False
-        elif output < len(types[i].kernel.outputs):
-            found, per_row = types[i].kernel.outputs[output], types[i].per_row[output]
-        else:
-            raise AssertionError(
-                f"{what(i)} reads output {output} of {types[i]}, which has {len(types[i].kernel.outputs)}"
-            )
-        if found != spec:
-            raise AssertionError(f"{what(i)} reads a value {found} as {spec}")
-        if per_row != is_rows:
-            raise AssertionError(
-                f"{what(i)} reads {'rows' if per_row else 'one value'} as {'rows' if is_rows else 'one value'}"
-            )
+    type_of = np.full(len(refs), -1)
+    type_of[is_inside] = recording.types[nodes[is_inside]]
+    counts = np.array([*[len(t.kernel.outputs) for t in types], 0], np.int64)
+    require(
+        ~is_inside | (outputs < counts[type_of]),
+        lambda i: f"{what(i)} reads output {outputs[i]} of {types[type_of[i]]}, which has {counts[type_of[i]]}",
+    )
+    values = [(spec, per_row) for t in types for spec, per_row in zip(t.kernel.outputs, t.per_row, strict=True)]
+    values += [(spec, False) for spec in recording.outside_specs]
+    place = len(values) - num_outside - 1 - refs  # of inputs from outside, behind all outputs
+    place[is_inside] = (np.cumsum(counts) - counts)[type_of[is_inside]] + outputs[is_inside]
+    number = {spec: i for i, spec in enumerate({*specs, *[spec for spec, _ in values]})}
+    found = np.array([number[spec] for spec, _ in values], np.int64)[place]
+    require(
+        found == np.array([number[spec] for spec in specs], np.int64)[which],
+        lambda i: f"{what(i)} reads a value {values[place[i]][0]} as {specs[which[i]]}",
+    )
+    words = "one value", "rows"
+    require(
+        np.array([per_row for _, per_row in values], np.bool_)[place] == are_rows,
+        lambda i: f"{what(i)} reads {words[not are_rows[i]]} as {words[bool(are_rows[i])]}",
+    )
 
 
 def _check_type(node_type: NodeType) -> None:
@@ -139,6 +148,5 @@ def _check_reads(recording: Recording) -> None:
         (value < 0) | (producer < node), lambda i: f"node {node[i]} reads node {producer[i]}, which is no earlier one"
     )
     specs = [spec for t in recording.node_types for spec in t.slot_specs]
-    wanted = [specs[s] for s in slot.tolist()]
-    check_refs(recording, value, wanted, np.isin(kind, OF_ROWS), lambda i: f"node {node[i]}")
+    check_refs(recording, value, specs, slot, np.isin(kind, OF_ROWS), lambda i: f"node {node[i]}")
     lengths(len(recording.types), reads)
