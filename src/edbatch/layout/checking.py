@@ -1,117 +1,23 @@
 """What a layout promises, found out again: slowly, in plain Python and numpy, by none of the loops that made it.
 
 In: the arrays of a recording, its schedule and its `Layout`. Out: nothing, or an AssertionError that names the first
-thing at fault. `parse`, `lengths` and `require` serve the checks of other stages, too.
+thing at fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from itertools import groupby, pairwise
-from operator import itemgetter
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from edbatch.layout.layout import Ints, Layout, Slot, SlotTable, unpack
+from edbatch.layout.reads import OF_ROWS, Reads, lengths, parse, ranges, require, require_same
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 
-LISTS = (Slot.LIST, Slot.SUM, Slot.MEAN)  # slots that begin with a length
-OF_ROWS = (Slot.ROWS, Slot.SUM_ROWS)  # slots that read all rows of a value
 BOUNDED = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS)  # slots after whose rows stands where each node's begin
-
-
-def require(is_right: Any, text: Callable[[int], str]) -> None:
-    """Raise an AssertionError about the first that is not right, if there is one."""
-    wrong = np.flatnonzero(~np.asarray(is_right))
-    if len(wrong):
-        raise AssertionError(text(int(wrong[0])))
-
-
-def require_same(what: str, found: Any, expected: Any) -> None:
-    """Raise an AssertionError unless two arrays are the same."""
-    found, expected = np.asarray(found), np.asarray(expected)
-    if found.shape != expected.shape:
-        raise AssertionError(f"{what}: the shape is {found.shape}, not {expected.shape}")
-    flat, wanted = found.reshape(-1), expected.reshape(-1)
-    require(flat == wanted, lambda i: f"{what}: number {i} is {flat[i]}, not {wanted[i]}")
-
-
-class Reads(NamedTuple):
-    """What nodes read: of each entry, a reference or a number, its node, its slot (numbered through all types), and how
-    the slot is read."""
-
-    node: Ints
-    slot: Ints
-    kind: Ints
-    value: Ints
-
-    def refs(self) -> Reads:
-        """Those that are references."""
-        is_ref = self.kind != Slot.DATA
-        return Reads(self.node[is_ref], self.slot[is_ref], self.kind[is_ref], self.value[is_ref])
-
-
-def parse(types: Any, args: Ints, table: SlotTable) -> Reads:
-    """The args of all nodes, taken apart: first where those of each node begin, then slot by slot."""
-    begins, found = _begins(types, args, table), [np.empty((4, 0), np.int64)]
-    for t, (first, end) in enumerate(pairwise(table.starts.tolist())):
-        nodes = np.flatnonzero(types == t)
-        at = begins[nodes]
-        for slot in range(first, end):
-            kind = table.kinds[slot]
-            count = np.full(len(nodes), int(kind != Slot.OFFSETS))
-            if kind in LISTS:
-                count, at = args[at], at + 1
-            total = int(count.sum())
-            columns = np.repeat(nodes, count), np.full(total, slot), np.full(total, kind), _ranges(at, count)
-            found.append(np.stack(columns))
-            at = at + count
-    node, slots, kinds, places = np.concatenate(found, axis=1)
-    order = np.argsort(places)
-    return Reads(node[order], slots[order], kinds[order], args[places[order]])
-
-
-def _begins(types: Any, args: Ints, table: SlotTable) -> Ints:
-    """Where the args of each node begin."""
-    kinds = [table.kinds[a:b].tolist() for a, b in pairwise(table.starts)]
-    plain = [None if set(k).intersection(LISTS) else len(k) - k.count(Slot.OFFSETS) for k in kinds]
-    flat, begins, at = args.tolist(), [], 0
-    for node, t in enumerate(types.tolist()):
-        begins.append(at)
-        num_args = plain[t]
-        if num_args is None:
-            num_args = 0
-            for kind in kinds[t]:
-                if kind in LISTS:
-                    count = flat[at + num_args] if at + num_args < len(flat) else 0
-                    if count < 1:
-                        raise AssertionError(f"node {node} lists {count} values; a list has at least one")
-                    num_args += count
-                num_args += kind != Slot.OFFSETS
-        at += num_args
-        if at > len(flat):
-            raise AssertionError(f"the args of node {node} end at {at}, but there are {len(flat)}")
-    if at != len(flat):
-        raise AssertionError(f"the args of all nodes end at {at}, but there are {len(flat)}")
-    return np.array(begins, np.int64)
-
-
-def lengths(num_nodes: int, reads: Reads) -> Ints:
-    """How many rows each node has: as many as it lists, or as the rows that it reads; otherwise one."""
-    rows, known = [1] * num_nodes, set()
-    is_long = (reads.kind == Slot.LIST) | (reads.kind == Slot.ROWS)
-    entries = zip(*[column[is_long].tolist() for column in reads], strict=True)
-    for (node, slot), of_slot in groupby(entries, itemgetter(0, 1)):
-        (_, _, kind, value), *others = of_slot
-        count = 1 + len(others) if kind == Slot.LIST else rows[value & 0xFFFFFFFF]
-        if node in known and rows[node] != count:
-            raise AssertionError(f"node {node} reads {count} rows through slot {slot}, but {rows[node]} before")
-        rows[node] = count
-        known.add(node)
-    return np.array(rows, np.int64)
 
 
 def check_layout(
@@ -157,12 +63,6 @@ def _check_batches(layout: Layout, graph: Graph, table: SlotTable, schedule: Sch
     require_same("row_position, in launch order", layout.row_position[order], _before(length[order], of_nodes))
 
 
-def _ranges(first: Ints, counts: Ints) -> Ints:
-    """The numbers of all ranges that begin at `first` and are so long, one after the other."""
-    offset = np.cumsum(counts) - counts
-    return np.repeat(first - offset, counts) + np.arange(counts.sum())
-
-
 def _check_rows(layout: Layout, graph: Graph, table: SlotTable, length: Ints, outside: Ints) -> Ints:
     """No two values share a row, and none is left over; returns the first row of each output and node."""
     used = [[np.arange(count)] for count in outside.tolist()]
@@ -174,7 +74,7 @@ def _check_rows(layout: Layout, graph: Graph, table: SlotTable, length: Ints, ou
             per_row = bool(table.output_per_row[o])
             first = layout.base[o] + (layout.row_position if per_row else layout.position)[nodes]
             first_row[o - begin, nodes] = first
-            used[table.output_arenas[o]].append(_ranges(first, length[nodes] if per_row else np.ones_like(nodes)))
+            used[table.output_arenas[o]].append(ranges(first, length[nodes] if per_row else np.ones_like(nodes)))
     for arena, (parts, size) in enumerate(zip(used, layout.arena_rows.tolist(), strict=True)):
         _check_arena(arena, size, np.concatenate(parts))
     return first_row
@@ -239,7 +139,7 @@ def _operands(
     nodes, outputs = unpack(reads.value[is_inside])
     first[is_inside] = first_row[outputs, nodes]
     entry = np.repeat(np.arange(len(count)), count)
-    rows = np.where((reads.kind == Slot.REPEAT)[entry], first[entry], _ranges(first, count))
+    rows = np.where((reads.kind == Slot.REPEAT)[entry], first[entry], ranges(first, count))
     group = places.batch[reads.node] * places.exists.shape[1] + places.local[reads.slot]
     in_order = np.lexsort((np.arange(len(rows)), places.place[reads.node][entry], group[entry]))
     return rows[in_order], group[entry][in_order]

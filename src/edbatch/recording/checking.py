@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from edbatch.layout.checking import lengths, parse, require, require_same
 from edbatch.layout.layout import unpack
+from edbatch.layout.reads import lengths, parse, require, require_same
 from edbatch.recording.results import Group, Results, Value
 from edbatch.recording.types.checking import check_refs
 from edbatch.recording.types.recording import Recording

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from edbatch.layout.checking import Reads, parse, require_same
 from edbatch.layout.layout import unpack
+from edbatch.layout.reads import Reads, parse, require_same
 from edbatch.recording.results import Results
 from edbatch.recording.types.recording import Recording
 from edbatch.runtime.needs import Needs

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from edbatch.layout.checking import OF_ROWS, lengths, parse, require, require_same
 from edbatch.layout.layout import Ints, Slot, unpack
+from edbatch.layout.reads import OF_ROWS, lengths, parse, require, require_same
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
