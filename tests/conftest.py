@@ -4,13 +4,25 @@ import pytest
 import torch
 from hypothesis import settings
 
+from edbatch import checking, pipeline
 from edbatch.runtime import compilation as stage
+from stage_checks import checked_rewrite, checking_prepare
 
 settings.register_profile("edbatch", deadline=None, derandomize=True)  # the first example may compile kernels
 settings.load_profile("edbatch")
 os.environ.setdefault("EDBATCH_COMPILE", "0")  # kernels are compiled where a test asks for it, not by all tests
 if "PYTEST_XDIST_WORKER" in os.environ:
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _checked():
+    """Every value that a stage hands to the next one is checked, in all batched calls of all tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (checking, pipeline):
+            patch.setattr(module, "rewrite", checked_rewrite)
+        patch.setattr(pipeline.Pipeline, "prepare", checking_prepare(pipeline.Pipeline.prepare))
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,6 @@ from dataclasses import replace
 from itertools import chain, compress
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -44,8 +43,8 @@ from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
 from edbatch.runtime.compilation import compile_plan
 from edbatch.runtime.execution import Execution
-from edbatch.runtime.needs import Needs, find_needs, with_wanted_gradients
-from edbatch.runtime.plan import Plan, make_plan
+from edbatch.runtime.needs import needs_of_results, with_wanted_gradients
+from edbatch.runtime.plan import make_plan
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats, Stopwatch
 from edbatch.torch_insides import pytree
@@ -113,7 +112,7 @@ class Pipeline:
             order = policy.run(recorded.graph)
         with watch("plan"):
             plan = make_plan(recorded, order)
-            needs = self._needs(plan, results)
+            needs, results = needs_of_results(recorded, results)
         with watch("compile"):
             compiled = inside((Made(DisableAutocast),), compile_plan, plan, needs, self.compiling)
         with watch("run"):
@@ -183,26 +182,6 @@ class Pipeline:
                     raise
                 raise clear from error
         return outputs
-
-    def _needs(self, plan: Plan, results: Results) -> Needs | None:
-        """What takes part in backward; None when nothing does."""
-        recorded = plan.recording
-        from_inside = not recorded.outside or all((group.refs >= 0).all() for group in results.groups)
-        if from_inside and not recorded.type_set.can_differentiate:
-            return None  # all of it was recorded without grad
-        if not any(t.requires_grad for node_type in recorded.node_types for t in node_type.shared) and not any(
-            t.requires_grad for t in recorded.outside
-        ):
-            return None
-        outputs = [recorded.outputs_of(group.refs) for group in results.groups]
-        is_result = np.zeros(len(recorded.table.output_arenas), dtype=np.bool_)
-        for flat in outputs:
-            is_result[flat] = True
-        needs = find_needs(recorded, is_result)
-        for group, flat in zip(results.groups, outputs, strict=True):
-            from_outside = any(recorded.outside[-1 - ref].requires_grad for ref in group.refs[group.refs < 0])
-            group.needs_grad = from_outside or bool(needs.differentiable[flat].any())
-        return needs if any(group.needs_grad for group in results.groups) else None
 
     def _connect(
         self, execution: Execution, results: Results, gathered: list[Tensor], watch: Stopwatch

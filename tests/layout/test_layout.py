@@ -1,6 +1,9 @@
 """Layouts: every value has a row of its own, and every batch reads exactly the rows of what it consumes."""
 
+from dataclasses import FrozenInstanceError, replace
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,8 +36,10 @@ def plan(types, args, table, outside=(0, 0), outside_row=(), policy="bound-greed
     graph.check()
     order = schedule(graph, policies.from_name(policy))
     order.check(graph)
-    rows = np.array(outside_row, dtype=np.int64)
-    return graph, order, layout.plan(graph, args, table, order, np.array(outside, dtype=np.int64), rows)
+    of = graph, args, table, order, np.array(outside, dtype=np.int64), np.array(outside_row, dtype=np.int64)
+    found = layout.plan(*of)
+    found.check(*of)
+    return graph, order, found
 
 
 @given(graphs(), st.sampled_from(["depth", "agenda", "bound-greedy"]))
@@ -67,9 +72,11 @@ def test_random_graphs(lists, policy):
             assert plan_.slot_first[b, slot] == (expected[0] if consecutive else -1)
 
 
-def test_slots_of_every_kind():
+LEAF, STACK, ROWWISE, REDUCE, TOTAL, SUM_ROWS = range(6)
+
+
+def every_kind():
     """Two leaves from outside, stacks of 1 and 2 values, a row-wise type, a reduction, sums of values and of rows."""
-    leaf, stack, rowwise, reduce, total, sum_rows = range(6)
     table = table_of(
         [
             ((Slot.ONE, Slot.DATA), [(0, False)]),
@@ -80,10 +87,16 @@ def test_slots_of_every_kind():
             ((Slot.SUM_ROWS,), [(0, False)]),
         ]
     )
-    types = np.array([leaf, leaf, stack, stack, rowwise, rowwise, reduce, reduce, total, sum_rows], dtype=np.int64)
+    types = [LEAF, LEAF, STACK, STACK, ROWWISE, ROWWISE, REDUCE, REDUCE, TOTAL, SUM_ROWS]
     args = np.array(
         [-1, 7, -2, 9, 1, 0, 2, 0, 1, 2, 0, 3, 1, 4, 5, 3, 0, 1, 0, 5], dtype=np.int64
     )  # fmt: skip
+    return np.array(types, dtype=np.int64), args, table
+
+
+def test_slots_of_every_kind():
+    leaf, stack, rowwise, reduce, total, sum_rows = range(6)
+    types, args, table = every_kind()
     _, order, plan_ = plan(types, args, table, outside=(2,), outside_row=(0, 1))
     read = {}
     for b in range(order.num_batches):
@@ -106,7 +119,7 @@ def test_slots_of_every_kind():
     assert read[reduce, 1] == ([], [0, 1, 3])
     assert read[total, 0] == ([a, b, a], [0, 3])
     assert read[sum_rows, 0] == ([8, 9], [0, 2])
-    assert plan_.length.tolist() == [1, 1, 1, 2, 1, 2, 1, 2, 1, 1]
+    assert plan_.num_rows.tolist() == [2, 3, 3, 3, 1, 1]
     assert plan_.type_sizes.tolist() == [2, 3, 3, 2, 1, 1]  # all rows where a type writes them, else its nodes
     assert plan_.rows_of(np.array([-2, 1, 3]), types, table, np.array([0, 1])).tolist() == [1, b, 5]
     begin = dict.fromkeys(range(6), 0)
@@ -134,3 +147,93 @@ def test_plain_slots_before_between_and_after_sums():
     read = [plan_.index[begin : begin + size].tolist() for begin, size in slots]
     assert read == [[2, 0], [0, 1, 1], [50, 60], [2, 2, 1, 0], [0, 1]]
     assert plan_.slot_first[1].tolist() == [-1, -1, -2, -1, 0]
+
+
+def laid_out(types, args, table, outside=(0,), outside_row=()):
+    """A layout, and all that it is a layout of."""
+    graph, order, found = plan(types, args, table, outside, outside_row)
+    return found, (graph, args, table, order, np.array(outside), np.array(outside_row, dtype=np.int64))
+
+
+FAULTS = [
+    ("num_rows", 0, 3, "num_rows, by batch: number 0 is 3, not 2"),
+    ("node_begin", 1, 1, "node_begin, by batch: number 1 is 1, not 0"),
+    ("row_begin", 1, 1, "row_begin, by batch: number 1 is 1, not 0"),
+    ("sizes", 0, 3, "sizes, by batch: number 0 is 3, not 2"),
+    ("own", 0, 1, "own, by batch: number 0 is 1, not 0"),
+    ("type_sizes", STACK, 2, "type_sizes: number 1 is 2, not 3"),
+    ("largest", STACK, 2, "largest, by type: number 1 is 2, not 3"),
+    ("position", 0, 1, "position, in launch order: number 0 is 1, not 0"),
+    ("row_position", 0, 1, "row_position, in launch order: number 0 is 1, not 0"),
+    ("base", STACK, 3, "2 values lie in row 3 of arena 0"),
+    ("base", SUM_ROWS, 14, "a value lies in row 14 of arena 0, which has 14"),
+    ("arena_rows", 0, 15, "0 values lie in row 14 of arena 0"),
+    ("slot_size", (0, 0), 1, "slot_size, by batch and slot: number 0 is 1, not 2"),
+    ("slot_begin", (0, 0), 900, "batch 0, slot 0 is read at 900 of an index of"),
+    ("slot_begin", (0, 0), -1, "batch 0, slot 0 is read at -1 of an index of"),
+    ("index", 0, 1, "batch 0, slot 0 reads 1 at 0, but should read 0"),
+    ("slot_first", (0, 0), -1, "slot_first of values, by batch and slot: number 0 is -1, not 0"),
+    ("slot_first", (0, 1), 7, "slot_first of slots that read no values: number 0 is 7, not -2"),
+    ("slot_first", (1, 1), -1, "slot_first of slots that do not exist: number 0 is -1, not -2"),
+    ("slot_begin", slice(1), None, r"slot_begin: the shape is .*, not \(6, 2\)"),
+]
+
+
+@pytest.mark.parametrize(("name", "at", "value", "match"), FAULTS)
+def test_the_first_fault_is_named(name, at, value, match):
+    found, of = laid_out(*every_kind(), outside=(2,), outside_row=(0, 1))
+    array = getattr(found, name).copy()
+    if value is None:
+        array = array[at]
+    else:
+        array[at] = value
+    with pytest.raises(AssertionError, match=match):
+        replace(found, **{name: array}).check(*of)
+
+
+@pytest.mark.parametrize(("t", "slot"), [(REDUCE, 1), (TOTAL, 0), (SUM_ROWS, 0)])
+def test_bounds_are_checked(t, slot):
+    found, of = laid_out(*every_kind(), outside=(2,), outside_row=(0, 1))
+    batch = of[3].batch_types.tolist().index(t)
+    index = found.index.copy()
+    index[found.slot_begin[batch, slot] + found.slot_size[batch, slot] + 1] += 1
+    with pytest.raises(AssertionError, match=f"bounds of batch {batch}, slot {slot}: number 1 is"):
+        replace(found, index=index).check(*of)
+
+
+def two_slots():
+    """A chain of three nodes that read the one before twice: three batches, two of one type."""
+    table = table_of([((Slot.DATA,), [(0, False)]), ((Slot.ONE, Slot.ONE), [(0, False)])])
+    return laid_out(np.array([0, 1, 1]), np.array([5, 0, 0, 1, 1]), table)
+
+
+def test_slots_must_not_overlap():
+    """Even where they read the same."""
+    found, of = two_slots()
+    begin = found.slot_begin.copy()
+    begin[:, 1] = np.where(begin[:, 1] < 0, begin[:, 1], begin[:, 0])
+    with pytest.raises(AssertionError, match=f"slots overlap at {begin[1, 0]} of the index"):
+        replace(found, slot_begin=begin).check(*of)
+
+
+def test_slots_of_a_type_lie_side_by_side():
+    """The rows that all batches of a type read are taken as one range at the end of backward."""
+    found, of = two_slots()
+    begin, size = found.slot_begin.copy(), len(found.index)
+    begin[2, 1] = size
+    index = np.append(found.index, found.index[found.slot_begin[2, 1]])
+    with pytest.raises(AssertionError, match=f"slot_begin of type 1: number 1 is {size}, not"):
+        replace(found, slot_begin=begin, index=index).check(*of)
+
+
+def test_addresses_are_those_of_the_arrays():
+    found, of = two_slots()
+    for name, match in (("sizes", "the address of sizes"), ("rows", "the address of rows")):
+        addresses = found.addresses._replace(**{name: 8})
+        with pytest.raises(AssertionError, match=match):
+            replace(found, addresses=addresses).check(*of)
+
+
+def test_layouts_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        two_slots()[0].index = NONE

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -180,6 +181,36 @@ def test_an_edit_of_another_file_is_noticed(layout):
     assert helpers.read_text() != text
     os.utime(helpers, ns=(info.st_atime_ns, info.st_mtime_ns))
     assert run(layout)[0] == "[0, 2]"
+
+
+def imports_of(path):
+    """The modules of edbatch that a file names, as paths below the package."""
+    return {name.replace(".", "/") for name in re.findall(r"(?:from|import) edbatch\.([\w.]+)", path.read_text())}
+
+
+def test_all_sources_of_loops_take_part():
+    """Whoever has loops lies in a room whose contents are in the key, and so does all that its loops can call."""
+    from edbatch.storage.loops import ROOMS
+
+    source = Path(edbatch.__file__).parent
+    having = [path for path in source.rglob("*.py") if "storage/loops" in imports_of(path)]
+    assert len(having) > 5
+    for path in having:
+        assert str(path.parent.relative_to(source)) in ROOMS, path
+        assert {name.split("/")[0] for name in imports_of(path)} <= {*ROOMS, "storage", "errors"}, path
+
+
+def test_an_edit_of_any_source_of_loops_changes_the_key(tmp_path):
+    from edbatch.storage.loops import ROOMS, sources
+
+    source = Path(edbatch.__file__).parent
+    for room in ROOMS:
+        shutil.copytree(source / room, tmp_path / room, ignore=shutil.ignore_patterns("__pycache__"))
+    keys, files = {sources(tmp_path)}, sorted(tmp_path.rglob("*.py"))
+    for path in files:
+        path.write_text(path.read_text() + "\n")
+        keys.add(sources(tmp_path))
+    assert len(keys) == 1 + len(files) > 20
 
 
 def test_nothing_is_written_beside_the_sources(layout):

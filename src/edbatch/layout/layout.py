@@ -56,7 +56,7 @@ class Slot(IntEnum):
     OFFSETS = 8  # none: where each node's rows begin in the batch
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class SlotTable:
     """The slots and outputs of every type, flat: `starts[t]:starts[t + 1]` are the slots of type t."""
 
@@ -78,7 +78,7 @@ class Addresses(NamedTuple):
     slot_first: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Layout:
     """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
 
@@ -89,7 +89,8 @@ class Layout:
     first node and the first row of each batch among those of its type. sizes: how many rows each batch runs on, its
     nodes, or all rows of its nodes if its type writes those; own: the first of them among those of its type; type_sizes
     and largest: of each type, all of them, and those of its largest batch. base: the first arena row of each output of
-    each type; arena_rows: how many rows each arena has.
+    each type; arena_rows: how many rows each arena has. position, row_position: of each node and of its first row among
+    those of its type.
     """
 
     index: Ints
@@ -101,14 +102,12 @@ class Layout:
     num_rows: Ints
     own: Ints
     sizes: Ints
-    type_nodes: Ints
     type_sizes: Ints
     largest: Ints
     base: Ints
     arena_rows: Ints
     position: Ints
     row_position: Ints
-    length: Ints
     addresses: Addresses
 
     def __repr__(self) -> str:
@@ -124,6 +123,18 @@ class Layout:
             outside_row,
         )  # fmt: skip
         return rows
+
+    def check(
+        self, graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside: Ints, outside_row: Ints
+    ) -> None:
+        """Raise an AssertionError that names the first thing at fault, if there is one.
+
+        Every value has a row of its own; every batch writes a range of rows and reads the rows of what its nodes refer
+        to; what is called a view is one. The arguments are those of `plan`.
+        """
+        from edbatch.layout.checking import check_layout
+
+        check_layout(self, graph, args, table, schedule, outside, outside_row)
 
 
 def edges(types: Ints, args: Ints, table: SlotTable) -> tuple[Ints, Ints]:
@@ -164,5 +175,5 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
     )  # fmt: skip
     return Layout(
         index, slots[0], slots[1], slots[2], node_begin, row_begin, num_rows, own, sizes,
-        type_nodes, type_sizes, largest, base, arena_rows, position, row_position, length, addresses,
+        type_sizes, largest, base, arena_rows, position, row_position, addresses,
     )  # fmt: skip

@@ -329,13 +329,8 @@ class Recorder:
     def _record(
         self, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None = None, length: int | None = None
     ) -> Any:
-        parts.key.append(self.key_of(target))
-        static = cell.static if cell is not None else frozenset()
-        args_template = tuple([parts.take(a, static=i in static) for i, a in enumerate(args)])
-        if kwargs:
-            parts.key.append(("keywords", *kwargs))
-        is_arithmetic = parts.number_like is not None  # its keywords, such as alpha, must be numbers
-        kwargs_template = {k: parts.take(a, static=k in static or is_arithmetic) for k, a in kwargs.items()}
+        static = cell.static if cell is not None else ()
+        args_template, kwargs_template = parts.take_call(self.key_of(target), args, kwargs, static)
         if parts.generators:
             self.changing = DRAWS
         key = tuple(parts.key)

@@ -23,6 +23,7 @@ from edbatch.torch_insides import pytree
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
+    from edbatch.recording.types.recording import Recording
 
 STACKS = (True, False, "cat", "pad")
 
@@ -46,43 +47,47 @@ class Value(NamedTuple):
         return Value(value.kind.spec, "listed", tuple(value.elements or ()), value.length)
 
 
-@dataclass
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Group:
     """Values of one leaf and one spec: `refs` to gather, for the given examples; with `lengths`, so many rows each."""
 
     leaf: int
     spec: Spec
-    examples: list[int]
-    refs: np.ndarray
-    lengths: list[int] | None = None
+    examples: tuple[int, ...]
+    refs: Ints
+    lengths: tuple[int, ...] | None = None
     is_ragged: bool = False  # refs are of values of several rows, not of single rows
-    needs_grad: bool = False
+    needs_grad: bool = False  # not known before the needs of a plan are
 
     def pieces(self, tensor: Tensor) -> Sequence[Tensor]:
         return tensor.unbind(0) if self.lengths is None else tensor.split(self.lengths)  # type: ignore[no-untyped-call]
 
+    def __repr__(self) -> str:
+        rows = "" if self.lengths is None else f", {sum(self.lengths)} rows"
+        return f"Group(leaf {self.leaf}: {self.spec} of {len(self.examples)} examples{rows})"
 
-@dataclass
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Results:
     """The results of all examples: their common structure, the leaves, and what is to be gathered."""
 
     structure: pytree.TreeSpec
-    leaves: list[list[Any]]  # by leaf, then by example
-    names: list[str]
-    groups: list[Group]
+    leaves: tuple[Sequence[Any], ...]  # by leaf, then by example
+    names: Sequence[str]
+    groups: tuple[Group, ...]
 
     @staticmethod
     def collect(outputs: list[Any], recorder: Recorder | None = None) -> Results:
         """Take the results of all examples apart."""
         structure, names = structure_of(outputs[0])
         flat = [leaves_of(output, structure, i) for i, output in enumerate(outputs)]
-        leaves = [list(values) for values in zip(*flat, strict=True)]
-        results = Results(structure, leaves, names, [])
+        leaves = tuple(zip(*flat, strict=True))
+        found: list[Group] = []
         if recorder is not None:
             for j, values in enumerate(leaves):
                 if any(isinstance(v, Lazy) for v in values):
-                    results.groups += _groups_of_lazy(j, values, recorder)
-        return results
+                    found += _groups_of_lazy(j, values, recorder)
+        return Results(structure, leaves, names, tuple(found))
 
     def nodes(self) -> Ints:
         """The nodes that results refer to."""
@@ -91,8 +96,7 @@ class Results:
 
     def renumbered(self, place: np.ndarray) -> Results:
         """The same results in a recording whose node `place[i]` was node i of this one."""
-        groups = [replace(g, refs=renumber(g.refs, place)) for g in self.groups]
-        return replace(self, groups=groups)
+        return replace(self, groups=tuple([replace(g, refs=renumber(g.refs, place)) for g in self.groups]))
 
     def assemble(self, tensors: Sequence[Tensor], stack: bool | str) -> Any:
         """The value that the batched function returns, from the gathered tensor of each group."""
@@ -124,6 +128,20 @@ class Results:
                 "return one kind, or use stack=False for a list"
             )
         return JOIN[stack](pieces, self.names[j])
+
+    def check(self, recording: Recording) -> None:
+        """Raise an AssertionError that names the first leaf at fault, if there is one.
+
+        Every leaf has a value for every example, and what of it was recorded is in one group, by references to values
+        of the recording of its spec.
+        """
+        from edbatch.recording.checking import check_results
+
+        check_results(self, recording)
+
+    def __repr__(self) -> str:
+        examples = len(self.leaves[0]) if self.leaves else 0
+        return f"Results({len(self.leaves)} leaves of {examples} examples, {len(self.groups)} groups)"
 
 
 LEAVES = {Lazy, Rows, PendingSum, Tensor}
@@ -170,7 +188,7 @@ def settle(output: Any, recorder: Recorder) -> None:
             is_list(recorder, value)
 
 
-def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Group]:
+def _groups_of_lazy(leaf: int, values: Sequence[Any], recorder: Recorder) -> list[Group]:
     alike = _group_alike(leaf, values, recorder)
     if alike is not None:
         return [alike]
@@ -178,21 +196,21 @@ def _groups_of_lazy(leaf: int, values: list[Any], recorder: Recorder) -> list[Gr
     return groups(leaf, [Value.of(v, recorder) if isinstance(v, Lazy) else v for v in lazy])
 
 
-def _group_alike(leaf: int, values: list[Any], recorder: Recorder) -> Group | None:
+def _group_alike(leaf: int, values: Sequence[Any], recorder: Recorder) -> Group | None:
     """The group of values that are all of one kind, or all lists of such; None for others."""
     kind = values[0].kind if isinstance(values[0], Lazy) else None
     if kind is None or kind.recorder is not recorder or any(getattr(v, "kind", None) is not kind for v in values):
         return None
-    examples = list(range(len(values)))
+    examples = tuple(range(len(values)))
     if kind is kind.one:
         return Group(leaf, kind.spec, examples, np.array([v.ref for v in values], dtype=np.int64))
     if kind is kind.one.rows and all(v.ref is None for v in values):
         refs = [ref for v in values for ref in v.elements]
-        return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), [v.length for v in values])
+        return Group(leaf, kind.spec, examples, np.array(refs, dtype=np.int64), tuple([v.length for v in values]))
     return None
 
 
-def groups(leaf: int, values: list[Any]) -> list[Group]:
+def groups(leaf: int, values: Sequence[Any]) -> list[Group]:
     """The recorded ones among the values of a leaf, by spec and kind."""
     found: dict[Any, tuple[list[int], list[int], list[int]]] = {}
     for i, value in enumerate(values):
@@ -202,9 +220,12 @@ def groups(leaf: int, values: list[Any]) -> list[Group]:
             refs += value.refs
             lengths.append(value.length)
     return [
-        Group(leaf, spec, examples, np.array(refs, dtype=np.int64), None if how == "one" else lengths, how == "ragged")
+        Group(
+            leaf, spec, tuple(examples), np.array(refs, dtype=np.int64), None if how == "one" else tuple(lengths),
+            how == "ragged",
+        )
         for (spec, how), (examples, refs, lengths) in found.items()
-    ]
+    ]  # fmt: skip
 
 
 def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:

@@ -15,11 +15,12 @@ import torch
 from torch import Tensor
 
 from edbatch.layout.layout import REF, Ints
+from edbatch.recording.calls.signature import lasting_key
 from edbatch.recording.program.attributes import SCALARS
 from edbatch.recording.recorder import DRAWS, Recorder
 from edbatch.recording.results import Value, structure_of
 from edbatch.recording.types.recording import Recording
-from edbatch.recording.values.lazy import Kind, Lazy
+from edbatch.recording.values.lazy import Lazy
 from edbatch.replay.piece_bank import Others, PieceBank, PieceType, Structure
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
@@ -144,7 +145,7 @@ def _types_of_pieces(recorder: PieceRecorder, recording: Recording, used: list[I
             lasting.update(numbers.tolist())
     types = []
     for t, (key, context, name) in enumerate(recorder.signatures):
-        lasts_as = context, tuple([k.spec if isinstance(k, Kind) else k for k in key])
+        lasts_as = context, lasting_key(key)
         found = known.get(lasts_as)
         if found is None:
             found = PieceType(replace(recording.node_types[t], name=name), context)

@@ -63,13 +63,15 @@ class _Shift:
     inputs: Ints
     numbers: Ints
 
-    def __call__(self, group: Group) -> None:
-        """Number the values of a group through the mini-batch."""
+    def __call__(self, group: Group) -> Ints:
+        """The references of a group, numbered through the mini-batch."""
         from edbatch.replay import loops
 
         listed = group.lengths is not None and not group.is_ragged
         owners = np.repeat(group.examples, group.lengths) if listed else np.array(group.examples)  # type: ignore[arg-type]
-        loops.shift(group.refs, owners, self.nodes, self.inputs, self.numbers)
+        refs = group.refs.copy()
+        loops.shift(refs, owners, self.nodes, self.inputs, self.numbers)
+        return refs
 
 
 class _Inputs:
@@ -133,25 +135,30 @@ def _join_results(
             check_structure(bank.structure(row).tree, first.tree, i)
     is_usual = refs is not None and None not in first.specs
     pieces = [] if is_usual else [bank.leaves(number) for number in numbers.tolist()]
-    results = Results(first.tree, [], first.names, [])
+    everyone = tuple(range(len(numbers)))
+    gathered: list[Group] = []
+    joined: list[Sequence[Any]] = []
     for j, spec in enumerate(first.specs):
         if refs is not None and spec is not None:
-            results.groups.append(Group(j, spec, list(range(len(numbers))), refs[j]))
-            results.leaves.append([None] * len(numbers))  # to be gathered
+            gathered.append(Group(j, spec, everyone, refs[j]))
+            joined.append((None,) * len(numbers))  # to be gathered
         else:
-            results.leaves.append(_join_leaf(j, [leaves[j] for leaves in pieces], results.groups, inputs, shift))
-    return results
+            values, of_leaf = _join_leaf(j, [leaves[j] for leaves in pieces], inputs, shift)
+            joined.append(values)
+            gathered += of_leaf
+    return Results(first.tree, tuple(joined), first.names, tuple(gathered))
 
 
-def _join_leaf(leaf: int, values: list[Any], joined: list[Group], inputs: _Inputs, shift: _Shift) -> list[Any]:
-    """A leaf of all results, of any kinds; what is to be gathered is added to `joined`."""
+def _join_leaf(leaf: int, values: list[Any], inputs: _Inputs, shift: _Shift) -> tuple[list[Any], list[Group]]:
+    """A leaf of all results, of any kinds, and what of it is to be gathered."""
     if not any(type(v) is Value for v in values):  # nobody's result is the memory of a piece
-        return [v.clone() if isinstance(v, Tensor) else v for v in values]
+        return [v.clone() if isinstance(v, Tensor) else v for v in values], []
     number_of = {i: inputs.number(v, Spec.of(v)) for i, v in enumerate(values) if isinstance(v, Tensor)}
+    gathered = []
     for group in groups(leaf, [Value(Spec.of(v), "one", (0,)) if i in number_of else v for i, v in enumerate(values)]):
-        shift(group)
+        refs = shift(group)
         for k, i in enumerate(group.examples):
             if i in number_of:  # a tensor that is no value of its piece
-                group.refs[k] = -1 - number_of[i]
-        joined.append(group)
-    return values
+                refs[k] = -1 - number_of[i]
+        gathered.append(replace(group, refs=refs))
+    return values, gathered

@@ -12,14 +12,14 @@ from torch import Tensor
 
 from edbatch.cells.kernel import Mask
 from edbatch.layout.layout import SlotTable
-from edbatch.recording.results import Group
+from edbatch.recording.results import Group, Results
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 
 Bools = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Needs:
     """For every type: which slots, shared tensors and outputs take part in backward.
 
@@ -60,6 +60,42 @@ class Needs:
         for group in groups:
             is_read[-1 - group.refs[group.refs < 0]] = True
         return [t for t, read in zip(recording.outside, is_read.tolist(), strict=True) if read and t.requires_grad]
+
+    def check(self, recording: Recording, results: Results) -> None:
+        """Raise an AssertionError that names the first thing at fault, if there is one.
+
+        A slot takes part if what feeds it does, an output if its kernel says so, and all of it if it reaches a result
+        that needs a gradient; found out again from the references of nodes.
+        """
+        from edbatch.runtime.checking import check_needs
+
+        check_needs(self, recording, results)
+
+    def __repr__(self) -> str:
+        outputs = sum(map(sum, self.outs))
+        return f"Needs({outputs} outputs of {sum(map(any, self.outs))} types take part in backward)"
+
+
+def needs_of_results(recording: Recording, results: Results) -> tuple[Needs | None, Results]:
+    """What takes part in backward, None when nothing does; and the results, which then know whether they do."""
+    from_inside = not recording.outside or all((group.refs >= 0).all() for group in results.groups)
+    if from_inside and not recording.type_set.can_differentiate:
+        return None, results  # all of it was recorded without grad
+    if not any(t.requires_grad for node_type in recording.node_types for t in node_type.shared) and not any(
+        t.requires_grad for t in recording.outside
+    ):
+        return None, results
+    outputs = [recording.outputs_of(group.refs) for group in results.groups]
+    is_result = np.zeros(len(recording.table.output_arenas), dtype=np.bool_)
+    for flat in outputs:
+        is_result[flat] = True
+    needs, groups = find_needs(recording, is_result), []
+    for group, flat in zip(results.groups, outputs, strict=True):
+        from_outside = any(recording.outside[-1 - ref].requires_grad for ref in group.refs[group.refs < 0])
+        groups.append(replace(group, needs_grad=from_outside or bool(needs.differentiable[flat].any())))
+    if not any(group.needs_grad for group in groups):
+        return None, results
+    return needs, replace(results, groups=tuple(groups))
 
 
 def find_needs(recording: Recording, results: Bools) -> Needs:

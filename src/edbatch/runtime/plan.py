@@ -16,7 +16,7 @@ from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Plan:
     """A recorded, scheduled and laid out mini-batch: everything that is known before any number is computed."""
 
@@ -35,6 +35,12 @@ class Plan:
         if not group.is_ragged or group.lengths is None:
             return rows
         return np.concatenate([np.arange(r, r + n) for r, n in zip(rows, group.lengths, strict=True)])
+
+    def check(self) -> None:
+        """Raise an error that names the first thing at fault, if there is one: of a part, or where parts disagree."""
+        from edbatch.runtime.checking import check_plan
+
+        check_plan(self)
 
 
 def make_plan(recording: Recording, schedule: Schedule) -> Plan:

@@ -14,8 +14,14 @@ from edbatch.storage.machine_code import MachineCode, digest
 
 F = TypeVar("F", bound=Callable[..., Any])
 ROOMS = ("scheduling", "layout", "rewriting", "replay")
-_SOURCES = digest(path for room in ROOMS for path in (Path(__file__).parents[1] / room).glob("*.py"))
-_CODE = MachineCode("edbatch's own planning functions, some 20 s", sources=_SOURCES)
+
+
+def sources(package: Path) -> str:
+    """A hash of all sources of a package that take part."""
+    return digest(path for room in ROOMS for path in (package / room).glob("*.py"))
+
+
+_CODE = MachineCode("edbatch's own planning functions, some 20 s", sources=sources(Path(__file__).parents[1]))
 # Entry points that nobody calls are not compiled: that shortens the first use.
 _OPTIONS: dict[str, Any] = {"no_cfunc_wrapper": True}
 

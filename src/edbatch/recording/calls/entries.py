@@ -16,7 +16,7 @@ from edbatch.cells.in_order import TURN, InOrder, in_order
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import RecordingError
 from edbatch.layout.layout import REF, Slot
-from edbatch.recording.calls.signature import Parts, calling
+from edbatch.recording.calls.signature import Parts, calling, lasting_key
 from edbatch.recording.program.marking import active, plain_loop, unhooked
 from edbatch.recording.types.kernel_cache import Cell, Context
 from edbatch.recording.types.type_set import NodeType
@@ -85,7 +85,7 @@ def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts
     lasts = cell is not None and not parts.shared and not parts.generators and not recorder.names.has_keywords
     if cell is None or not lasts:
         return _new_type(recorder, target, args, kwargs, parts, cell)
-    key = (recorder.context, *[k.spec if isinstance(k, Kind) else k for k in parts.key])
+    key = recorder.context, *lasting_key(parts.key)
     found = cell.node_types.get(key)
     if found is None or not found.kernel.is_current:
         found = cell.node_types[key] = _new_type(recorder, target, args, kwargs, parts, cell)
@@ -123,8 +123,6 @@ def _kernel(
     cell: Cell | None,
 ) -> Kernel:
     """The kernel of a signature, from the cache of earlier calls or captured now."""
-    places = {id(t): i for i, t in enumerate(parts.shared)}
-    lasting = tuple(k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in parts.key)
     shared = tuple(Spec.of(t) for t in parts.shared)
     alone = "it draws from a generator of its own, row by row" if parts.generators else None
 
@@ -132,7 +130,7 @@ def _kernel(
         active.set(None)
         plain_loop.set(True)  # a batched function in a cell is a plain loop
         recorder.suspended, recorder.sums_grow_in = True, None
-        key = lasting, rows, shared, recorder.context
+        key = lasting_key(parts.key, parts.shared), rows, shared, recorder.context
         return recorder.kernels.kernel(function, rows, shared, key, target, cell, alone)
 
     try:

@@ -48,10 +48,8 @@ class SharedTensors:
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
         """The result of an op on shared tensors alone; `call` makes it, if not the op itself."""
         recorder, parts = self._recorder, Parts(self._recorder)
-        parts.key += (func, recorder.context, recorder.grad_in_training)
-        parts.take(args)
-        parts.take(kwargs)
-        key = tuple(parts.key)
+        parts.take_call(func, args, kwargs)
+        key = recorder.context, recorder.grad_in_training, *parts.key
         known = self._results.get(key)
         if known is not None and known[1] == _version(known[0]):
             return self._give(known[0])

@@ -1,14 +1,15 @@
 """The arguments of a call, taken apart: what is data of the node (operands, numbers) and what belongs to its type.
 
-`Parts` is given the arguments of one call. It appends to `key` what belongs to the type, in an order that
-determines the structure, and to `flat` the node's references and numbers. `fill` puts the arguments together
+`Parts` is given one call. It appends to `key` what belongs to the type, in an order that determines the structure, and
+to `flat` the node's references and numbers. Keys of calls are built here alone; the short cuts for calls that a
+recording knows (`fast_cells`, `fast_functions`) look for keys of the same form. `fill` puts the arguments together
 again around other values, so that the same call can be captured on example tensors.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Container, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -61,6 +62,22 @@ class Parts:
         self.slots: list[Slot] = []
         self.shared: list[torch.Tensor] = []
         self.generators: list[torch.Generator] = []
+
+    def take_call(
+        self, target: Hashable, args: Sequence[Any], kwargs: dict[str, Any], static: Container[Hashable] = ()
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """Take a whole call apart, whose target is known by this key; returns the templates of its arguments.
+
+        Args:
+            static: the positions and names of arguments that belong to the type.
+        """
+        self.key.append(target)
+        args_template = tuple([self.take(a, static=i in static) for i, a in enumerate(args)])
+        if kwargs:
+            self.key.append(("keywords", *kwargs))
+        is_arithmetic = self.number_like is not None  # its keywords, such as alpha, must be numbers
+        kwargs_template = {k: self.take(a, static=k in static or is_arithmetic) for k, a in kwargs.items()}
+        return args_template, kwargs_template
 
     def take(self, value: Any, *, static: bool = False) -> Any:
         """Take one argument apart; returns its template."""
@@ -153,6 +170,12 @@ class Parts:
         else:
             self.key.append(value if isinstance(value, enum.Enum) else (type(value), value))
         return value
+
+
+def lasting_key(key: Sequence[Hashable], shared: Sequence[torch.Tensor] = ()) -> tuple[Hashable, ...]:
+    """A key that means the same in other recordings: kinds as specs, and shared tensors, if given, by their places."""
+    places: dict[Hashable, int] = {id(t): i for i, t in enumerate(shared)}
+    return tuple([k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in key])
 
 
 class Structure:

@@ -14,7 +14,7 @@ from edbatch.scheduling.graph import Graph
 from edbatch.spec import Spec
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Recording:
     """One mini-batch as recorded: types and args of all nodes (see layout/layout.py), and the inputs from outside."""
 
@@ -67,6 +67,16 @@ class Recording:
         nodes, numbers = unpack(refs[refs >= 0])
         outputs: Ints = self.table.output_starts[self.types[nodes]] + numbers
         return outputs
+
+    def check(self) -> None:
+        """Raise an AssertionError that names the first node, type or input at fault, if there is one.
+
+        All args are those of slots, and references lead to outputs of earlier nodes or to inputs from outside, of the
+        spec that their slot says.
+        """
+        from edbatch.recording.types.checking import check_recording
+
+        check_recording(self)
 
     def __repr__(self) -> str:
         return f"Recording({len(self.types)} nodes, {len(self.node_types)} types, {len(self.outside)} inputs)"

@@ -9,13 +9,14 @@ sum.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from edbatch.cells.capture.in_place import OPERATORS
 from edbatch.errors import InPlaceError, LeakedValueError, RecordingError, ValueReadError
+from edbatch.layout.layout import Slot
 from edbatch.spec import Spec
 from edbatch.torch_insides.libraries import undefined_tensor
 
@@ -53,7 +54,12 @@ class Kind:
         self.one = one or self
         self.rows = Kind(spec, recorder, self) if one is None else self
         self.pending = Kind(spec, recorder, self) if one is None and spec.dtype.is_floating_point else None
-        self.sum_key = ("sum", self.one)  # the signature of a sum of such values
+        self.sum_key = own_key("sum", self.one, Slot.SUM)  # the signature of a sum of such values
+
+
+def own_key(what: str, kind: Kind, detail: Hashable) -> tuple[Hashable, ...]:
+    """The key of the signature of a node that is no call of the user's own: those begin with a target, not a word."""
+    return what, kind, detail
 
 
 class Lazy(Value):

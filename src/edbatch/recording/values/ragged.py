@@ -12,7 +12,7 @@ from edbatch.cells.segments import SegmentKernel, copy_kernel
 from edbatch.errors import LeakedValueError, RecordingError
 from edbatch.layout.layout import Slot
 from edbatch.recording.types.type_set import NodeType
-from edbatch.recording.values.lazy import Kind, Lazy, Rows, rows_of
+from edbatch.recording.values.lazy import Kind, Lazy, Rows, own_key, rows_of
 from edbatch.spec import Spec, is_tensor
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
             name = name_of(recorder, "stack of", Slot.LIST, spec)
             return NodeType(name, copy_kernel(spec, grad=rows.context.grad), (Slot.LIST,), (spec,), (), (True,))
 
-        entry = recorder.entry(("stack", rows.kind), make, rows.context)
+        entry = recorder.entry(own_key("stack", rows.kind, Slot.LIST), make, rows.context)
         rows.ref = recorder.add(entry, listed(rows), rows.length).ref
     return rows
 
@@ -91,7 +91,8 @@ def dense(recorder: Recorder, rows: Rows) -> Any:
 
     if rows.whole is None:
         slot, flat = (Slot.LIST, listed(rows)) if rows.ref is None else (Slot.ROWS, [rows.ref])
-        rows.whole = recorder.add(recorder.entry(("dense", rows.kind, length, slot), make, rows.context), flat)
+        key = own_key("dense", rows.kind, (length, slot))
+        rows.whole = recorder.add(recorder.entry(key, make, rows.context), flat)
     return rows.whole
 
 

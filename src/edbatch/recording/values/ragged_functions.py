@@ -15,7 +15,7 @@ import torch
 from edbatch.cells.segments import PER_ROW, mean_kernel, segment_kernel
 from edbatch.layout.layout import Slot
 from edbatch.recording.types.type_set import NodeType
-from edbatch.recording.values.lazy import Lazy, Rows
+from edbatch.recording.values.lazy import Lazy, Rows, own_key
 from edbatch.recording.values.ragged import check_owner, is_list, listed, name_of, operand, stack
 from edbatch.recording.values.sums import sum_entry
 from edbatch.spec import Spec, float_bits, is_tensor
@@ -154,7 +154,7 @@ def _mean(recorder: Recorder, rows: Rows) -> Any:
         return NodeType(name, kernel, (slot, Slot.DATA), (spec, number), (), (False,))
 
     slot, flat = _sum_operand(recorder, rows)
-    return recorder.add(recorder.entry(("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
+    return recorder.add(recorder.entry(own_key("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
 
 
 def _sum_operand(recorder: Recorder, rows: Rows) -> tuple[Slot, list[int]]:
@@ -175,7 +175,7 @@ def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
         if not spec.dtype.is_floating_point:
             return NotImplemented
         slot, flat = operand(recorder, rows)
-        return recorder.add(recorder.entry((name, rows.kind, slot), make), flat, rows.length)
+        return recorder.add(recorder.entry(own_key(name, rows.kind, slot), make), flat, rows.length)
 
     return reduce
 

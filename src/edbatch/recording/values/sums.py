@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from edbatch.cells.segments import copy_kernel
 from edbatch.layout.layout import Slot
 from edbatch.recording.types.type_set import NodeType
-from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, pending, set_class
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, own_key, pending, set_class
 from edbatch.recording.values.ragged import name_of
 
 if TYPE_CHECKING:
@@ -79,4 +79,4 @@ def sum_entry(recorder: Recorder, kind: Kind, slot: Slot, context: Context) -> E
         name = name_of(recorder, "sum of", slot, spec)
         return NodeType(name, copy_kernel(spec, grad=context.grad), (slot,), (spec,), (), (False,))
 
-    return recorder.entry(kind.sum_key if slot is Slot.SUM else ("sum of rows", kind), make, context)
+    return recorder.entry(own_key("sum", kind, slot), make, context)

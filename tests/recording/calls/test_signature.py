@@ -1,0 +1,245 @@
+"""Keys of signatures: the short cuts for calls that a recording knows find what `Parts` builds, and nothing else."""
+
+import math
+import operator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
+from torch.nn import functional as F
+
+import edbatch
+from edbatch.layout.layout import Slot
+from edbatch.recording import interception, recorder
+from edbatch.recording.calls import fast_cells, fast_functions
+from edbatch.recording.calls.signature import Parts, lasting_key
+from edbatch.recording.program.marking import active
+from edbatch.spec import Spec
+
+X = torch.arange(6, dtype=torch.float64).view(2, 3) / 4
+WEIGHT = nn.Parameter(torch.eye(3, dtype=torch.float64))
+BIAS = nn.Parameter(torch.ones(3, dtype=torch.float64))
+START = torch.ones(3, dtype=torch.float64)
+
+
+class Sum(nn.Module):
+    """The sum of all tensors in its arguments."""
+
+    def forward(self, *args, how=None, **kwargs):
+        leaves = torch.utils._pytree.tree_leaves((args, kwargs))
+        return sum((a.double().sum() for a in leaves if isinstance(a, torch.Tensor)), BIAS), BIAS * 2
+
+
+PLAIN, STATIC = edbatch.cell(Sum()), edbatch.cell(Sum(), static="how")
+
+
+def values_of(x):
+    """What arguments are made of, by name."""
+    return {
+        "value": x, "computed": x * 1.5, "number": x.sum(), "sum": x + x, "growing": 0 + x, "rows": torch.stack([x, x]),
+        "parameter": BIAS, "tensor": START,
+    }  # fmt: skip
+
+
+names = st.sampled_from(["value", "computed", "number", "sum", "growing", "rows", "parameter", "tensor"])
+ints = st.integers(-3, 3)
+floats = st.sampled_from([0.0, -0.0, 0.5, 1.0, 2.0, math.inf, -math.inf, math.nan])
+constants = st.one_of(ints, floats, st.booleans(), st.none(), st.sampled_from(["sum", "mean", "keywords"]))
+parts = st.one_of(names.map(lambda name: ("value", name)), constants.map(lambda c: ("constant", c)))
+plain_parts = st.one_of(names.map(lambda name: ("value", name)), st.one_of(ints, floats).map(lambda c: ("constant", c)))
+
+
+def containers(inner):
+    few = st.lists(inner, max_size=3)
+    named = st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
+    return st.one_of(few.map(lambda v: ("tuple", v)), few.map(lambda v: ("list", v)), named.map(lambda v: ("dict", v)))
+
+
+arguments = st.recursive(parts, containers, max_leaves=4)
+flat_arguments = st.one_of(plain_parts, st.lists(plain_parts, max_size=3).map(lambda v: ("tuple", v)))
+
+
+def built(argument, values):
+    """The argument that a drawn description says."""
+    kind, what = argument
+    if kind == "value":
+        return values[what]
+    if kind == "dict":
+        return {k: built(v, values) for k, v in what.items()}
+    return what if kind == "constant" else {"tuple": tuple, "list": list}[kind](built(v, values) for v in what)
+
+
+BODY = []  # what the batched function does: one function for all, so that kernels are captured once
+BATCHED = edbatch.batch(lambda x: (BODY[-1](active.get(), values_of(x)), x)[1])
+
+
+def while_recording(function, examples=X[:1]):
+    """Call a function with a recorder and values of its recording, once for each example; gives the recording."""
+    BODY[:] = [function]
+    return BATCHED.pipeline.record((examples,), {})[0]
+
+
+def general(recorder, target, args, **how):
+    """Key and data of a call as `Parts` builds them."""
+    found = Parts(recorder, **how)
+    found.take_call(target, args, {})
+    return tuple(found.key), found.flat
+
+
+@given(st.lists(arguments | flat_arguments, max_size=3))
+def test_keys_of_cells_are_those_of_parts(drawn):
+    def compare(recorder, values):
+        args = tuple(built(argument, values) for argument in drawn)
+        PLAIN(values["value"])  # known as a cell
+        key, flat = fast_cells.signature_of(recorder, PLAIN, args)
+        if key:
+            assert (key, flat) == general(recorder, recorder.key_of(PLAIN), args, is_cell=True)
+
+    while_recording(compare)
+
+
+@given(st.lists(flat_arguments, max_size=3))
+def test_usual_calls_of_cells_have_a_key(drawn):
+    def find(recorder, values):
+        args = tuple(built(argument, {**values, "rows": values["value"]}) for argument in drawn)
+        assert fast_cells.signature_of(recorder, PLAIN, args)[0]
+
+    while_recording(find)
+
+
+@given(st.lists(arguments, max_size=3), st.booleans())
+def test_keys_of_functions_are_those_of_parts(drawn, are_data):
+    def compare(recorder, values):
+        args = tuple(built(argument, values) for argument in drawn)
+        key, flat = [torch.where], []
+        if all(fast_functions._take(a, key, flat, are_data=are_data) for a in args):
+            like = Spec.of(START) if are_data else None
+            assert (tuple(key), flat) == general(recorder, torch.where, args, number_like=like)
+
+    while_recording(compare)
+
+
+CALLS = {
+    "plus a number": (lambda v, n: v["value"] + n, ints | floats),
+    "a product": (lambda v, n: v["value"] * n, ints | floats | st.sampled_from([True])),
+    "a number less": (lambda v, n: n - v["value"], ints | floats),
+    "torch.add": (lambda v, n: torch.add(v["value"], v["computed"], alpha=n), ints | floats),
+    "of a parameter": (lambda v, n: torch.mul([BIAS, v["value"]][n % 2], v["computed"]), ints),
+    "clamp": (lambda v, n: torch.clamp(v["value"], min=n, max=v["number"]), st.none()),
+    "clamp by a number": (lambda v, n: torch.clamp(v["value"], n, 3), ints | floats.filter(math.isfinite)),
+    "cat": (lambda v, n: torch.cat([v["value"], v["computed"]][: 1 + n % 2], dim=n % 2 - 1), ints),
+    "cat of a tuple": (lambda v, n: torch.cat((v["value"], START, BIAS)), ints),
+    "where": (lambda v, n: torch.where(v["value"] > 0, v["value"], n), floats),
+    "linear": (lambda v, n: F.linear(v["value"], WEIGHT, [BIAS, None][n % 2]), ints),
+    "mv": (lambda v, n: torch.mv(WEIGHT, v["value"]), ints),
+    "sum": (lambda v, n: torch.sum(v["value"], dim=(0,), keepdim=n % 2 == 0), ints),
+    "a pending sum": (lambda v, n: torch.tanh(v["value"] + v["computed"]), ints),
+    "an index": (lambda v, n: v["value"][n % 3], ints),
+    "a slice": (lambda v, n: v["value"][n % 3 :], ints),
+    "softmax": (lambda v, n: F.softmax(v["value"], dim=n % 2 - 1), ints),
+    "rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)).max(0)[0], ints),
+    "mean of rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)).mean(dim=0), ints),
+    "rows times a number": (lambda v, n: torch.tanh(torch.stack([v["value"]] * (1 + n % 3))) * v["number"], ints),
+    "rows times a vector": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)) @ v["computed"], ints),
+    "rows in a layer": (lambda v, n: F.linear(torch.stack([v["value"]] * (1 + n % 3)), WEIGHT), ints),
+}
+USUAL = [
+    "plus a number",
+    "a product",
+    "torch.add",
+    "of a parameter",
+    "linear",
+    "mv",
+    "sum",
+    "softmax",
+    "clamp by a number",
+]
+calls = st.one_of(
+    *[numbers.map(lambda n, name=name: (name, n)) for name, (_, numbers) in CALLS.items()],
+    st.tuples(st.just("cell"), st.lists(arguments, max_size=2)),
+    st.tuples(st.just("usual cell"), st.lists(flat_arguments, max_size=3)),
+    st.tuples(st.just("cell with keywords"), st.dictionaries(st.sampled_from("ab"), arguments, max_size=2)),
+    st.tuples(st.just("static"), constants),
+)
+
+
+def call(name, drawn, values):
+    if name == "static":
+        return STATIC(values["value"], how=drawn)
+    if name == "cell with keywords":
+        return PLAIN(values["value"], **{k: built(v, values) for k, v in drawn.items()})
+    if name in ("cell", "usual cell"):
+        return PLAIN(*[built(argument, values) for argument in drawn])
+    return CALLS[name][0](values, drawn)
+
+
+def record(program):
+    """What is recorded of some calls, each of them made several times: keys of types, types and args of nodes."""
+    found = []
+
+    def make(recorder, values):
+        found.append(recorder)
+        for name, drawn in program:
+            for _ in range(3):
+                fresh = values_of(values["value"])
+                for result in torch.utils._pytree.tree_leaves(call(name, drawn, fresh)):
+                    recorder.resolve(result)
+
+    recording = while_recording(make, X)
+    recording.check()
+    assert len(found) == len(X)
+    keys = [(context, lasting_key(key)) for key, context, _ in found[0].signatures]
+    return keys, recording.types.tolist(), recording.args.tolist()
+
+
+@pytest.fixture
+def long_way(monkeypatch):
+    """A function that does something without any short cut."""
+
+    def do(function, *args):
+        with monkeypatch.context() as patch:
+            patch.setattr(interception, "signature_of", lambda *call: ((), []))
+            patch.setattr(interception, "stack_alike", lambda *call: None)
+            for module in (interception, recorder):
+                patch.setattr(module, "known", lambda *call: None)
+            patch.setattr(recorder, "known_rows", lambda *call: None)
+            return function(*args)
+
+    return do
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@given(program=st.lists(calls, min_size=1, max_size=4))
+def test_short_cuts_record_what_the_long_way_records(long_way, program):
+    assert record(program) == long_way(record, program)
+
+
+def taken_apart(monkeypatch, program):
+    """The keys of all calls that are taken apart while a program is recorded."""
+    keys, take_call = [], Parts.take_call
+
+    def take(self, *args):
+        templates = take_call(self, *args)
+        keys.append(lasting_key(self.key))
+        return templates
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Parts, "take_call", take)
+        record(program)
+    return keys
+
+
+@pytest.mark.parametrize("name", [*USUAL, "usual cell"])
+def test_usual_calls_are_taken_apart_once(monkeypatch, long_way, name):
+    """All others of their six calls, three in each of two examples, take the short cut."""
+    program = [(name, [("value", "sum"), ("constant", 2)] if name == "usual cell" else 1)]
+    keys = taken_apart(monkeypatch, program)
+    assert len(set(keys)) == len(keys)
+    assert len(long_way(taken_apart, monkeypatch, program)) >= len(keys) + 5
+
+
+def test_functions_of_rows_that_lie_in_memory_are_taken_apart_once(monkeypatch):
+    keys = taken_apart(monkeypatch, [("rows times a number", 1)])
+    assert [key[0] for key in keys if Slot.REPEAT in key] == [operator.mul]
