@@ -3,11 +3,11 @@ PYTHON ?= python3
 BIN := .venv/bin
 STAMP := .venv/.installed
 
-.PHONY: help venv demo test lint
+.PHONY: help venv demo test test-oldest test-newest lint
 .DEFAULT_GOAL := help
 
 help: ## list what can be made
-	@sed -n 's/^\([a-z]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
+	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST)
 
 venv: $(STAMP) ## create .venv with everything in it
 
@@ -28,3 +28,18 @@ lint: $(STAMP) ## style, formatting, types, import order
 
 test: lint ## lint, then all tests and the examples in docstrings
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 tests src
+
+# Each in an environment of its own, .venv-oldest and .venv-newest; pip brings some gigabytes.
+test-oldest: .venv-oldest/.installed ## all tests with the oldest torch that pyproject.toml allows
+	OMP_NUM_THREADS=1 .venv-oldest/bin/pytest --numprocesses 2 tests src
+
+test-newest: .venv-newest/.installed ## all tests with the newest torch there is
+	OMP_NUM_THREADS=1 .venv-newest/bin/pytest --numprocesses 2 tests src
+
+.venv-oldest/.installed: TORCH = torch==$(shell sed -n 's/^dependencies.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
+.venv-newest/.installed: TORCH = torch
+
+.venv-oldest/.installed .venv-newest/.installed: pyproject.toml setup.py $(shell find src -name "*.c")
+	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
+	$(@D)/bin/python -m pip install --quiet --upgrade '$(TORCH)' --editable '.[dev]'
+	touch $@

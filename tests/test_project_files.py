@@ -2,11 +2,13 @@
 
 import pathlib
 import re
+import subprocess
 import tomllib
 
 import pytest
 
 import edbatch
+from edbatch import torch_insides
 
 ROOT = pathlib.Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -75,6 +77,16 @@ def test_what_is_not_python_is_in_the_package():
     patterns = PROJECT["tool"]["setuptools"]["package-data"]["edbatch"]
     packed = {path for pattern in patterns for path in package.glob(pattern)}
     assert packed >= {*package.rglob("*.pyi"), *package.rglob("*.txt"), package / "py.typed"}
+
+
+def test_the_oldest_torch_is_the_same_everywhere():
+    """In the README, in the door to torch, and where the tests run with it."""
+    (oldest,) = [d.removeprefix("torch>=") for d in PROJECT["project"]["dependencies"] if d.startswith("torch")]
+    assert f"(any torch from {oldest} on)" in (ROOT / "README.md").read_text()
+    assert f"torch {oldest}.0 and " in torch_insides.__doc__
+    command = ["make", "--dry-run", "--always-make", "test-oldest"]
+    steps = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert f"'torch=={oldest}'" in steps
 
 
 def test_the_licence_is_there():

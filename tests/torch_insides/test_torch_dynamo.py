@@ -23,17 +23,17 @@ def test_the_door_imports_nothing_of_torch_that_torch_does_not():
 def test_dynamo_looks_at_frames_or_not():
     import torch._dynamo
 
-    traced = []
+    traced, seen = [], []
 
     def backend(graph, example_inputs):
         traced.append(graph)
         return graph.forward
 
     def run(x):
-        before = compiler.get_frame_callback()
-        compiler.set_frame_callback(None)
+        before = compiler.set_frame_callback(None)
         found = inner(x)
-        compiler.set_frame_callback(before)
+        assert compiler.set_frame_callback(before) is None
+        seen.append(before)
         return found
 
     def inner(x):
@@ -42,6 +42,7 @@ def test_dynamo_looks_at_frames_or_not():
     compiler.skip_frames_of(run.__code__)
     torch.compile(run, backend=backend)(torch.ones(2))
     assert traced == []
+    assert callable(seen[0])
     torch.compile(inner, backend=backend)(torch.ones(2))
     assert len(traced) == 1
     assert compiler.MODULE in sys.modules
@@ -53,9 +54,12 @@ def test_the_stance_is_asked_for_and_put_back():
 
     before = compiler.stance()
     torch.compiler.set_stance("force_eager")
-    assert compiler.stance() is not before
-    assert compiler.stance().stance == "force_eager"
-    compiler.put_back_stance(before)
+    theirs = compiler.stance()
+    compiler.set_stance(before)
+    assert compiler.stance() is before
+    compiler.set_stance("force_eager")
+    assert compiler.stance() == theirs != before
+    compiler.set_stance(before)
     assert compiler.stance() is before
 
 

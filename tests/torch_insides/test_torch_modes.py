@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 
 from edbatch.torch_insides import modes
 from edbatch.torch_insides.modes import (
@@ -66,21 +67,43 @@ def test_whether_functions_are_seen_is_asked_for_and_set_back():
 
 
 @pytest.mark.parametrize("kind", [Ops, QuietOps])
-def test_dispatch_modes_see_ops_and_are_counted_popped_and_pushed(kind):
+def test_dispatch_modes_see_ops_and_are_counted_and_put_back(kind):
     mode = kind()
     with mode:
         torch.ones(2).sum()
         assert modes.num_dispatch_modes() == 1
         assert modes.dispatch_modes() == [mode]
-        assert modes.pop_dispatch_mode() is mode
+        modes.put_back_dispatch_modes([])
         assert modes.num_dispatch_modes() == 0
         torch.ones(2).exp()
-        modes.push_dispatch_mode(mode)
+        modes.put_back_dispatch_modes([mode])
         with modes.without_dispatch_modes():
             torch.ones(2).exp()
     assert torch.ops.aten.sum.default in mode.seen
     assert torch.ops.aten.exp.default not in mode.seen
     assert modes.num_dispatch_modes() == 0
+
+
+def notes():
+    """What torch notes of dispatch modes beside the stack."""
+    names = [name for name in vars(_python_dispatch) if name.startswith("_is_in_")]
+    assert len(names) >= 2
+    return {name: getattr(_python_dispatch, name) for name in names}
+
+
+def test_notes_of_dispatch_modes_are_right_after_one_that_was_not_left():
+    outside = notes()
+    assert not any(outside.values())
+    outer, inner = Ops(), Ops()
+    with outer:
+        inside = notes()
+        inner.__enter__()
+        modes.put_back_dispatch_modes([outer])
+        assert modes.dispatch_modes() == [outer]
+        assert notes() == inside != outside
+    inner.__enter__()
+    modes.put_back_dispatch_modes([])
+    assert notes() == outside
 
 
 def test_autocast_is_asked_for_and_off_where_it_is_disabled():

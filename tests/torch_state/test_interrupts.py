@@ -20,12 +20,13 @@ import torch
 from edbatch.torch_state.surroundings import Patience, inside
 
 CASES = interrupting.cases()
+TORCH = Path(torch.__file__).parent
 # Where an interrupt broke something once: the file, and a part of the line.
 ONCE_BROKEN = {
     "first, training": [
         ("calls/entries.py", "plain_loop.set(True)"),
-        ("capture/capture.py", "_LOG.disabled = True"),
-        ("capture/capture.py", "enable(enable is"),
+        ("torch_state/hooks.py", "self._users.add(user)"),
+        ("torch_state/hooks.py", "self._change()"),
         ("types/kernel_cache.py", "unhooked.set(True)"),
         ("cells/eager.py", "_run(given, others)"),
         ("capture/op_recorder.py", 'func.namespace == "prim"'),
@@ -59,8 +60,11 @@ def test_a_line_by_chance(name, right):
 @pytest.mark.parametrize("name", ONCE_BROKEN)
 def test_lines_that_an_interrupt_once_broke(name, right):
     lines = interrupting.lines_of(CASES[name])
+    places = [(file, part) for file, part in ONCE_BROKEN[name] if not file.startswith("_") or (TORCH / file).exists()]
+    if not places:
+        pytest.skip("this torch has no such file")
     texts = {file: Path(file).read_text().splitlines() for file in {file for file, _ in lines}}
-    for file, part in ONCE_BROKEN[name]:
+    for file, part in places:
         found = [k for k, (path, n) in enumerate(lines) if path.endswith(file) and part in texts[path][n - 1]]
         assert found, f"no line of {file} has {part}"
         assert not interrupting.complaints(CASES[name], found[0], right), f"at {file}: {part}"

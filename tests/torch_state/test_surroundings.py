@@ -203,6 +203,7 @@ def test_modes_are_as_before():
     assert (torch.autocast_increment_nesting(), torch.autocast_decrement_nesting()) == (1, 0)
     assert not torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.Functionalize)
     assert torch._C._len_torch_function_stack() == torch._C._len_torch_dispatch_stack() == 0
+    assert not torch.utils._python_dispatch.is_in_torch_dispatch_mode()
 
 
 def test_what_acts_when_it_is_made_acts_inside_alone():

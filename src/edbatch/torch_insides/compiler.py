@@ -11,12 +11,12 @@ import torch
 
 MODULE = "torch._dynamo"  # in sys.modules: something may be compiled
 _frames: Any = torch._C._dynamo.eval_frame
-get_frame_callback: Any = _frames.get_eval_frame_callback  # what looks at frames, as it must be again after a call
-set_frame_callback: Any = _frames.set_eval_frame  # None: nothing looks at the frames of a recording
+# What looks at frames: None during a call. It gives what did before; what torch 2.6 has for asking loses references.
+set_frame_callback: Any = _frames.set_eval_frame
 
 
 def skip_frames_of(code: CodeType) -> None:
-    """Dynamo is not to look at frames of this code. Torch 2.7 has `skip_code`; before, a strategy says so."""
+    """Dynamo is not to look at frames of this code. Torch 2.6 has `skip_code`; in 2.13 a strategy says so."""
     if hasattr(_frames, "skip_code"):
         _frames.skip_code(code)
     else:
@@ -29,9 +29,10 @@ def stance() -> Any:
     return torch._dynamo.eval_frame._stance
 
 
-def put_back_stance(before: Any) -> None:
-    """As `stance` was."""
-    torch._dynamo.eval_frame._stance = before
+def set_stance(wanted: Any) -> None:
+    """As `stance` was, or by its name; torch.compiler.set_stance of torch 2.6 asks what looks at frames, see above."""
+    made = torch._dynamo.eval_frame.DynamoStance(wanted) if isinstance(wanted, str) else wanted
+    torch._dynamo.eval_frame._stance = made
 
 
 def keep_out(function: Any, why: str) -> None:

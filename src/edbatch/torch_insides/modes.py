@@ -3,6 +3,7 @@ inference, functionalization, and what autograd is about to do."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,6 @@ from torch.utils import _python_dispatch as _dispatch
 TorchDispatchMode = _dispatch.TorchDispatchMode  # sees every op: those of a body, and whether one draws random numbers
 without_dispatch_modes = _dispatch._disable_current_modes  # capture and rehearsals compute as if nobody saw their ops
 dispatch_modes: Any = _dispatch._get_current_dispatch_mode_stack  # what must be there again after an interrupt
-pop_dispatch_mode: Any = _dispatch._pop_mode  # one that an interrupt left there
-push_dispatch_mode: Any = _dispatch._push_mode  # one that is missing after it
 DisableTorchFunction = torch._C.DisableTorchFunction  # our own questions to tensors are not recorded
 DisableAutocast = torch._C._DisableAutocast  # kernels and gradients compute in the dtypes that were recorded
 InferenceMode = torch._C._InferenceMode  # left for a while, by a context that no interrupt breaks: see `Made`
@@ -59,8 +58,25 @@ def from_functional(tensor: torch.Tensor) -> torch.Tensor:
     return torch._from_functional_tensor(tensor)
 
 
+def put_back_dispatch_modes(modes: Sequence[Any]) -> None:
+    """These see ops in this thread, and no others that an interrupt left. Torch's notes of it, by which dynamo decides
+    whether to compile anything at all, are right again, too; one of them is in torch 2.13 and not in 2.6."""
+    for _ in dispatch_modes():
+        _dispatch._pop_mode()
+    for mode in modes:
+        _dispatch._push_mode(mode)
+    notes: Any = _dispatch
+    notes._is_in_torch_dispatch_mode = bool(modes)
+    notes._is_in_non_infra_torch_dispatch_mode = not all(mode.is_infra_mode() for mode in modes)
+    if hasattr(notes, "_is_in_any_mode_without_ignore_compile_internals"):
+        is_seen = not all(mode.ignore_compile_internals() for mode in modes)
+        notes._is_in_any_mode_without_ignore_compile_internals = is_seen
+        notes.set_is_in_mode_without_ignore_compile_internals(is_seen)
+
+
 class QuietDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode whose methods torch does not wrap: the wrapper would import the compiler. Torch 2.7 asks so."""
+    """A dispatch mode whose methods torch does not wrap: the wrapper, of torch 2.13 and not of 2.6, would import the
+    compiler."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

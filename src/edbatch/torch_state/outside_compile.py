@@ -12,14 +12,11 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
-import torch
-
 from edbatch.torch_insides.compiler import (
     MODULE,
-    get_frame_callback,
     keep_out,
-    put_back_stance,
     set_frame_callback,
+    set_stance,
     skip_frames_of,
     stance,
 )
@@ -31,23 +28,23 @@ T = TypeVar("T")
 
 
 # Dynamo's stance is one for all threads.
-_STANCE = Setting(stance, lambda: torch.compiler.set_stance("force_eager"), put_back_stance)
+_STANCE = Setting(stance, lambda: set_stance("force_eager"), set_stance)
 
 
 class _Compiling:
     """A context after which dynamo looks at frames, and compiles, as before."""
 
     def __enter__(self) -> None:
-        self._frames = get_frame_callback()
+        self._looked: list[Any] = []  # what looked at frames before, once it does not any more
 
     def begin(self) -> None:
-        set_frame_callback(None)
+        self._looked.extend(map(set_frame_callback, (None,)))  # in C, at once
         _STANCE.begin(self)
 
     def __exit__(self, *error: Any) -> None:
-        set_frame_callback(None)  # where the call was interrupted before it began
-        _STANCE.end(self)
-        set_frame_callback(self._frames)
+        if self._looked:
+            _STANCE.end(self)
+            set_frame_callback(self._looked[0])
 
 
 def _eagerly(compiling: _Compiling, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:

@@ -24,9 +24,8 @@ from edbatch.torch_insides.modes import (
     is_functionalizing,
     num_dispatch_modes,
     num_function_modes,
-    pop_dispatch_mode,
     pop_function_mode,
-    push_dispatch_mode,
+    put_back_dispatch_modes,
     set_function_state,
     set_grad_enabled,
 )
@@ -87,7 +86,9 @@ class Surroundings:
             pop_function_mode()
         set_function_state(self._functions)
         if num_dispatch_modes() or self._dispatch_modes:
-            self._restore_dispatch_modes()
+            now = dispatch_modes()
+            if [id(mode) for mode in now] != [id(mode) for mode in self._dispatch_modes]:
+                put_back_dispatch_modes(self._dispatch_modes)
         while num_transforms() > self._num_transforms:
             pop_transform()
         functionalize(self._functionalizes)
@@ -104,14 +105,6 @@ class Surroundings:
             torch.autocast_decrement_nesting()
         if not self._depth:  # else weights that are cast once would be those of before an update
             torch.clear_autocast_cache()
-
-    def _restore_dispatch_modes(self) -> None:
-        now = dispatch_modes()
-        if [id(mode) for mode in now] != [id(mode) for mode in self._dispatch_modes]:
-            for _ in now:
-                pop_dispatch_mode()
-            for mode in self._dispatch_modes:
-                push_dispatch_mode(mode)
 
 
 class Patience:
