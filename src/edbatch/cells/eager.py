@@ -15,10 +15,11 @@ from torch.utils import _pytree as pytree
 
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.eager_programs import Calls, EagerInference, EagerTraining, as_given
-from edbatch.cells.kernel import Compiling, Form, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Mask, Memory, Programs, Reads, Take
 from edbatch.cells.touched import Rehearsal, is_wrapped
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
+from edbatch.switches import Switches
 from edbatch.torch_state.surroundings import inside, undrawn
 
 
@@ -193,7 +194,7 @@ class EagerKernel:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, compiling: Compiling) -> Form:
+    def form(self, reads: Reads, switches: Switches) -> Form:
         return self
 
     def give_up(self) -> Form | None:

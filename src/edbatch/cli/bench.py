@@ -16,6 +16,7 @@ from edbatch.cli.options import (
     HiddenOfWorkloads,
     Json,
     Mode,
+    Modes,
     Rounds,
     Threads,
     TreeFolder,
@@ -240,5 +241,35 @@ def bench_floor(
         settings = benchmark.Settings(
             tuple(workload or ()), batch_size, hidden, rounds, threads, mode=mode.value, compile_time=compile_time
         )
+        settings.check()
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data))
+
+
+@bench.command("ablations")
+def bench_ablations(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="Some that `edbatch workloads` lists.",
+            show_default="tree-lstm lattice-lstm bilstm-tagger attention-nmt module-net",
+        ),
+    ] = None,
+    batch_size: BatchSize = 32,
+    hidden: HiddenOfWorkloads = 128,
+    mode: Annotated[Modes, typer.Option(help="Forward only, forward and backward, or both in turn.")] = Modes.both,
+    rounds: Annotated[int, number("Rounds in which every contender runs once; at least 3.")] = 30,
+    threads: Threads = None,
+    data: Folder = None,
+    json: Json = None,
+) -> None:
+    """What each rewrite buys: hoisting, absorbed sums, stacked weights, order inside batches, deferred gradients, keys.
+
+    Example: `edbatch bench ablations lattice-lstm --mode train --threads 2`
+    """
+    with clear_errors():
+        from edbatch.bench import ablations as benchmark
+
+        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads, mode=mode.value)
         settings.check()
         show_measured(benchmark, json, lambda: benchmark.run(settings, data))

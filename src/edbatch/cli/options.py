@@ -14,6 +14,12 @@ class Mode(StrEnum):
     train = "train"
 
 
+class Modes(StrEnum):
+    infer = "infer"
+    train = "train"
+    both = "both"
+
+
 def number(help: str, least: float = 1, **more: Any) -> Any:
     """An option that is a number, not below the least one."""
     return typer.Option(min=least, metavar="X", help=help, **more)
