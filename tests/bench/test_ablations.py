@@ -50,6 +50,10 @@ def test_ablations(monkeypatch):
     console.print(*ablations.tables(result))
     for text in ("(everything, again)", "deferred gradients", "to everything", "lattice-lstm", "infer", "train"):
         assert text in console.file.getvalue()
+    heads, _, *lines = [line for line in ablations.markdown(result).splitlines() if line.startswith("|")]
+    assert heads.split(" | ")[3:] == ["again", *ablations.SWITCHES, "key= |"]
+    assert [line.split(" | ")[:2] for line in lines] == [["| lattice-lstm", "infer"], ["| lattice-lstm", "train"]]
+    assert {line.count("|") for line in lines} == {heads.count("|")}
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from edbatch.bench import measure, mini_batch
 from edbatch.bench.measure import BenchError
-from edbatch.bench.workloads import MODES, Race
+from edbatch.bench.workloads import MODES, Race, markdown_table
 from edbatch.workloads import Workload
 
 EVERYTHING, AGAIN, RECORDING = "everything", "everything, again", "key="
@@ -131,3 +131,26 @@ def tables(result: dict[str, Any]) -> list[Table]:
                 )  # fmt: skip
             table.add_section()
     return [table]
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The ratios as a table of Markdown, with the machine and how it was measured."""
+    settings, machine = result["settings"], result["machine"]
+    heads = ["", "mode", "everything, ms", "again", *SWITCHES, RECORDING]
+    rows = []
+    for name, row in result["workloads"].items():
+        for mode in (mode for mode in MODES if mode in row):
+            ratios = row[mode]["ratio_to_everything"]
+            found = (ratios.get(contender) for contender in (AGAIN, *SWITCHES, RECORDING))
+            rows.append([name, mode, measure.text(row[mode]["ms"][EVERYTHING]), *map(_ratio_text, found)])
+    facts = (
+        f"Mini-batches of {settings['batch_size']}, hidden size {settings['hidden']}, {machine['torch_threads']} "
+        f"threads of torch {machine['torch']}, {machine['cpu']}: the time without each thing as a multiple of that with "
+        f"everything. Medians (quartiles) of the ratios within {settings['rounds']} rounds; *again* is everything a "
+        "second time, the noise."
+    )
+    return f"{facts}\n\n{markdown_table(heads, rows)}\n"
+
+
+def _ratio_text(ratio: dict[str, float] | None) -> str:
+    return "" if ratio is None else "{median:.2f} ({lower:.2f} – {upper:.2f})".format(**ratio)

@@ -15,6 +15,7 @@ from edbatch.cli.options import (
     Hidden,
     HiddenOfWorkloads,
     Json,
+    Markdown,
     Mode,
     Modes,
     Rounds,
@@ -30,13 +31,17 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 MIN_TABLE_WIDTH = 150  # of benchmarks: cut numbers would be worse than lines that the terminal wraps
 
 
-def show_measured(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Measure, print the tables for people, and write all numbers to a file if one is given; the numbers."""
+def show_measured(
+    benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]], markdown: Path | None = None
+) -> None:
+    """Measure, print the tables for people, and write all numbers and the tables to files if such are given."""
     from rich.console import Console
 
     from edbatch.bench.measure import check_output, write_json
+    from edbatch.storage.atomic import write_atomically
 
     check_output(json)
+    check_output(markdown)
     result = run()
     console = Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)
@@ -45,7 +50,8 @@ def show_measured(benchmark: Any, json: Path | None, run: Callable[[], dict[str,
     if json is not None:
         write_json(json, result)
         console.print(f"All numbers are in {json}")
-    return result
+    if markdown is not None:
+        write_atomically(markdown, benchmark.markdown(result).encode())
 
 
 @bench.command("tree-lstm")
@@ -142,7 +148,7 @@ def bench_workloads(
     threads: Threads = None,
     data: Folder = None,
     json: Json = None,
-    markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")] = None,
+    markdown: Markdown = None,
 ) -> None:
     """Every workload, inference and training: batches by policy, time by stage, speed-up over one by one.
 
@@ -150,17 +156,12 @@ def bench_workloads(
     """
     with clear_errors():
         from edbatch.bench import workloads as benchmark
-        from edbatch.bench.measure import check_output
-        from edbatch.storage.atomic import write_atomically
 
         settings = benchmark.Settings(
             tuple(workload or ()), batch_size, hidden, rounds, threads, one_by_one_rounds=one_by_one_rounds
         )
         settings.check()
-        check_output(markdown)
-        result = show_measured(benchmark, json, lambda: benchmark.run(settings, data))
-        if markdown is not None:
-            write_atomically(markdown, benchmark.markdown(result).encode())
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)
 
 
 @bench.command()
@@ -262,6 +263,7 @@ def bench_ablations(
     threads: Threads = None,
     data: Folder = None,
     json: Json = None,
+    markdown: Markdown = None,
 ) -> None:
     """What each rewrite buys: hoisting, absorbed sums, stacked weights, order inside batches, deferred gradients, keys.
 
@@ -272,4 +274,4 @@ def bench_ablations(
 
         settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads, mode=mode.value)
         settings.check()
-        show_measured(benchmark, json, lambda: benchmark.run(settings, data))
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)

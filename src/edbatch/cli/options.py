@@ -45,3 +45,4 @@ TreeFolder = Annotated[
     Path | None, typer.Option(help="Folder of trees/train.txt. Default: EDBATCH_DATA, or shipped trees.")
 ]
 Json = Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")]
+Markdown = Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")]
