@@ -145,9 +145,9 @@ def markdown(result: dict[str, Any]) -> str:
             rows.append([name, mode, measure.text(row[mode]["ms"][EVERYTHING]), *map(_ratio_text, found)])
     facts = (
         f"Mini-batches of {settings['batch_size']}, hidden size {settings['hidden']}, {machine['torch_threads']} "
-        f"threads of torch {machine['torch']}, {machine['cpu']}: the time without each thing as a multiple of that with "
-        f"everything. Medians (quartiles) of the ratios within {settings['rounds']} rounds; *again* is everything a "
-        "second time, the noise."
+        f"threads of torch {machine['torch']}, {machine['cpu']}: the time without each thing as a multiple of that "
+        f"with everything. Medians (quartiles) of the ratios within {settings['rounds']} rounds; *again* is everything "
+        "a second time, the noise."
     )
     return f"{facts}\n\n{markdown_table(heads, rows)}\n"
 
