@@ -73,8 +73,7 @@ class CellGraph:
         return sum(self.sizes[value] for value in run)
 
     def check(self) -> None:
-        """Raise a GraphError if a value is read before it is made or made twice, or if ops of a signature differ in
-        sizes."""
+        """Raise a GraphError if a value is made twice or read before it is made, or if a signature has two sizes."""
         made_by, form_of = self.made_by, dict[Hashable, list[int]]()
         for i, op in enumerate(self.ops):
             if any(made_by[value] != i for value in op.results) or len(set(op.results)) < len(op.results):

@@ -61,8 +61,7 @@ class Lane:
         return frozenset(chain.from_iterable(self.runs[m] for m in members))
 
     def members_of(self, leaves: Leaves) -> Members:
-        """The members that have one of these leaves. If these must be consecutive, so must all leaves of the members.
-        """
+        """The members with one of these leaves. If these must be consecutive, so must all leaves of the members."""
         return frozenset(m for m, run in enumerate(self.runs) if not leaves.isdisjoint(run))
 
 

@@ -34,7 +34,7 @@ class Node:
         if parent is not None and parent.dissolved_into is not None:
             while (into := parent.dissolved_into) is not None:
                 if into.dissolved_into is not None:
-                    parent.dissolved_into = into.dissolved_into  # halves the path for whoever asks next
+                    parent.dissolved_into = into.dissolved_into  # halves the path for the next search
                 parent = into
             self.parent = parent
         return parent

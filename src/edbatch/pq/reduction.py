@@ -131,8 +131,7 @@ def gather(labels: Labels) -> Node:
 
 
 def _take_full(node: PNode, labels: Labels) -> list[Node]:
-    """Leave a P node only its empty children. Returns a list with one node for all full ones, empty if there are none.
-    """
+    """Leave a P node only its empty children. Returns a list with one node for all full ones, or an empty list."""
     full = labels.full_of[node]
     for child in chain(full, labels.partial_of[node]):
         del node.children[child]
