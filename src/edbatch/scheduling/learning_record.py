@@ -14,8 +14,7 @@ from edbatch.errors import PolicyError
 
 @dataclass(frozen=True)
 class QLearning:
-    """Settings. The defaults are the ED-Batch paper's, except `stop` (1.01 there) and the last three, which are ours.
-    """
+    """Settings. Defaults are the ED-Batch paper's, except `stop` (1.01 there) and the last three, which are ours."""
 
     alpha: float = 1.0  # reward of a launch: -1 + alpha * ready nodes / free nodes of the type (see `RatioGreedy`)
     learning_rate: float = 0.4
