@@ -1,8 +1,9 @@
-"""From a captured body to what the planner of layouts needs of it: a `CellGraph`, and how to call things for people.
+"""Turns the ops of a cell into the `CellGraph` that the planner of memory inside cells (`pq`) needs, and names them.
 
-Only what the outputs need and what differs between rows counts. Views are not ops: a reader of a view reads the memory
-behind it. Neither is joining along the first dimension (`torch.cat`), which is a view if the parts lie side by side,
-nor cutting along it (`chunk`), which gives parts that do.
+In: a `Body`, the captured ops of a cell for one example. Out: an `AbstractCell`. Only what the outputs need and what
+differs between examples counts. Views are not ops: a reader of a view reads the memory behind it. Nor is joining along
+the first dimension (`torch.cat`), which is a view if the parts lie side by side; nor cutting along it (`chunk`), which
+gives such parts.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ PRODUCTS = frozenset({aten.mm.default, aten.addmm.default})
 
 @dataclass(frozen=True)
 class Ref:
-    """A value of the body as memory: a run of the graph's values, seen through views that keep no order of it."""
+    """A value of the body as memory: neighbouring values of the graph (a run), seen through views.
+
+    views: only those whose results are not themselves a run.
+    """
 
     run: Run
     views: tuple[str, ...] = ()
@@ -35,7 +39,10 @@ class Ref:
 
 @dataclass(frozen=True)
 class AbstractCell:
-    """`graph` with inputs and outputs in tensors of their own; `inputs` are its values that the cell is given."""
+    """A cell for the planner.
+
+    graph: inputs and outputs lie in tensors of their own. inputs: the values of the graph that are inputs of the cell.
+    """
 
     graph: CellGraph
     inputs: frozenset[int]
@@ -44,7 +51,7 @@ class AbstractCell:
 
 
 def abstract(body: Body) -> AbstractCell:
-    """The forward part of a body."""
+    """The graph of the forward part of a body."""
     return _Abstraction(body).run()
 
 
@@ -78,7 +85,7 @@ class _Abstraction:
         return Ref((self._value(f"%{index}", _num_bytes(self.body.specs[index])),))
 
     def _view(self, index: int, op: Op) -> Ref | None:
-        """What an op that moves nothing refers to; None for other ops."""
+        """The memory that the result of a view refers to; None for other ops."""
         if op.target is aten.cat.default:
             return self._join(op)
         if op.target is not operator.getitem and op.target not in VIEWS:
@@ -105,11 +112,11 @@ class _Abstraction:
             ends.append(ends[-1] + self.sizes[value])
         inside = tuple(v for v, (a, b) in zip(base.run, pairwise(ends), strict=True) if part[0] <= a and b <= part[1])
         if sum(self.sizes[v] for v in inside) != part[1] - part[0]:
-            return Ref(base.run, (f"bytes{part}",))  # a join of values that were not cut here
+            return Ref(base.run, (f"bytes{part}",))  # the part cuts through a value
         return Ref(inside)
 
     def _find_cuts(self) -> dict[int, list[int]]:
-        """Per value that an op makes: the bytes before which somebody cuts it."""
+        """For each value that an op makes, at which bytes later ops cut it."""
         root = {index: index for index in self.live}
         cuts: dict[int, set[int]] = {}
         for index in self.live:
@@ -120,7 +127,7 @@ class _Abstraction:
                 root[index] = root[op.args[0].index]
             elif (part := _part(self.body, op)) is not None:
                 cuts.setdefault(root[op.args[0].index], set()).update(part)
-        whole = {root[v.index] for v in self.body.outputs if v.index in root}  # outputs are in tensors of their own
+        whole = {root[v.index] for v in self.body.outputs if v.index in root}  # outputs have tensors of their own
         size_of = {index: _num_bytes(self.body.specs[index]) for index in cuts.keys() - whole}
         return {index: sorted(cuts[index] - {0, size}) for index, size in size_of.items()}
 
@@ -135,7 +142,7 @@ class _Abstraction:
         return Ref(results)
 
     def _text(self, value: Val) -> Text:
-        """A value by what is read in memory."""
+        """A value in words: the names of the memory that is read, and the views."""
         ref = self.refs.get(value.index)
         if ref is None:
             return Text(f"shared {value}")
@@ -148,7 +155,7 @@ class _Abstraction:
         )  # fmt: skip
 
     def _signature(self, index: int, op: Op) -> str:
-        """The op with what its operands are in place of them."""
+        """The op in words, with specs in place of its operands; ops with the same words may run as one batch."""
 
         def describe(v: Val) -> Text:
             kind = "" if self.body.is_row[v.index] else "shared "
@@ -160,7 +167,7 @@ class _Abstraction:
         return f"{op.target}{swap_vals(op.args, describe)}{swap_vals(op.kwargs, describe)} : {op.spec}{alone}"
 
     def _output(self, number: int) -> int:
-        """The value in which an output ends; what is not made there by its op is written there by one more."""
+        """The value that holds an output. If no op makes the output there, one more op is added that writes it."""
         output = self.body.outputs[number]
         ref = self.refs[output.index]
         makers = {value for op in self.ops for value in op.results}
@@ -174,15 +181,17 @@ class _Abstraction:
 
 
 class Text(str):
-    """Prints without quotes."""
+    """A string that prints without quotes."""
 
     def __repr__(self) -> str:
         return str(self)
 
 
 def _widen(ops: list[CellOp]) -> list[CellOp]:
-    """Products of one form that multiply the same value by different weights are one wide product, apart from others
-    of that form."""
+    """Give products of one value with different weights a signature of their own, so that they become one wide product.
+
+    All other ops are not wide.
+    """
 
     def shared_operand(op: CellOp) -> tuple[Any, ...] | None:
         runs = [operand for operand in op.operands if not isinstance(operand, Parameter)]
@@ -216,7 +225,7 @@ def _part(body: Body, op: Op) -> tuple[int, int] | None:
 
 
 def _is_first(shape: tuple[int, ...], dim: int) -> bool:
-    """Whether parts along a dimension lie behind each other in memory."""
+    """Whether parts along this dimension lie one after the other in memory."""
     return math.prod(shape[: dim % len(shape)]) == 1
 
 

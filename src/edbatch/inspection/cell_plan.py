@@ -1,4 +1,7 @@
-"""The plan of a cell, for people: its body, what of it is batched, where values lie, what is copied, and the code."""
+"""The cell plan, for people: the ops of a cell, which are batched, where values lie, what is copied, and the code.
+
+In: a compiled cell. Out: a `CellPlan`, which prints itself.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +17,13 @@ from edbatch.pq.cell_layout import CellLayout, Kind, in_plain_order, plan_cell
 class CellPlan:
     """What planning found out about the forward part of a cell; `print(plan)` shows all of it.
 
-    without: values in the order in which the body makes them. planned: in the order of the PQ tree. gathered: planned,
-    when whoever reads the cell's inputs gathers them into the cell's memory, where the plan wants them; rows that could
-    have been read in place are then gathered as well. source: the code that runs. Its products of one operand are
-    stacked, in the order of the body; fused kernels hold elementwise values in registers, so that none of the copies is
-    made; torch ops make their own.
+    without: values lie in the order in which the ops make them. planned: they lie in the order that the PQ tree found.
+    gathered: like planned, but the cell's inputs are first gathered into its memory, where the layout wants them;
+    inputs that could have been read in place are then gathered as well.
+
+    source: the code that runs, which does not follow these layouts. Products of one operand are stacked, in the order
+    of the body. Fused kernels hold elementwise values in registers, so they make none of these copies; torch ops make
+    their own.
     """
 
     name: str
@@ -80,7 +85,7 @@ class CellPlan:
 
 
 def plan_of(kernel: CompiledCell) -> CellPlan:
-    """Plan the forward part of a cell's body."""
+    """The cell plan of the forward part of a compiled cell."""
     cell = abstract(kernel.body)
     placed = replace(cell.graph, outside=cell.graph.outside - cell.inputs)
     return CellPlan(

@@ -1,4 +1,7 @@
-"""`Batched.explain()`: the last call in words and a table."""
+"""`Batched.explain()`: the last call in words and a table.
+
+In: the stats of the call and its policy. Out: text.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from edbatch.stats import Stats
 
 OTHERS = ("depth", "agenda", "agenda-remaining", "bound-greedy")
 MAX_ROWS = 60  # of the table of types
-MANY = 8  # types that differ in nothing but sizes
+MANY = 8  # with so many types that differ only in sizes, a hint is given
 _SIZES = re.compile(r"(?<=\[)[\d,]+(?=\])|(?<=stack of )\d+")
 
 
 def explain(stats: Stats, policy: Policy) -> str:
-    """What a call did and why. The lower bound and the other policies' counts are computed here, when asked."""
+    """What a call did and why. The lower bound and the other policies' batches are computed here, when asked for."""
     counts = {name: schedule(stats.graph, policies.from_name(name)).num_batches for name in OTHERS}
     others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != policy.name)
     lines = [
@@ -45,7 +48,7 @@ def _unseen(stats: Stats) -> str:
 
 
 def _sizes(names: list[str]) -> list[str]:
-    """Says it when values of many sizes keep nodes apart."""
+    """A hint if many types differ only in the sizes of values, because that keeps their nodes from running together."""
     (pattern, count), *_ = Counter(_SIZES.sub("#", name) for name in names).most_common(1) or [("", 0)]
     if count < MANY:
         return []

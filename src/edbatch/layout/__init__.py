@@ -1,5 +1,5 @@
-"""Where every value of a mini-batch lies in memory, so that batches read and write ranges instead of copies.
+"""Where every value of a mini-batch lies in memory, so that batches read and write ranges instead of copying.
 
-In: a graph and its schedule. Out: a `Layout`: a row for every value, and for every batch how its operands are read.
-Knows no torch; imports `scheduling` alone.
+In: a graph of recorded calls and its schedule. Out: a `Layout`: a row of memory for every value, and for every batch
+which rows it reads. Imports no torch, and of this package only `scheduling` and `storage`.
 """

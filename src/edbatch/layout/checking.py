@@ -1,4 +1,4 @@
-"""What a layout promises, found out again: slowly, in plain Python and numpy, by none of the loops that made it.
+"""Checks a layout: finds out slowly, in plain Python and numpy, what it must be, without the loops that made it.
 
 In: the arrays of a recording, its schedule and its `Layout`. Out: nothing, or an AssertionError that names the first
 thing at fault.
@@ -17,13 +17,13 @@ from edbatch.layout.reads import OF_ROWS, Reads, lengths, parse, ranges, require
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 
-BOUNDED = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS)  # slots after whose rows stands where each node's begin
+BOUNDED = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS)  # behind their rows stands where those of each node begin
 
 
 def check_layout(
     layout: Layout, graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside: Ints, outside_row: Ints
 ) -> None:
-    """Raise an AssertionError unless the layout is one of these nodes; see `Layout.check`."""
+    """Raise an AssertionError unless the layout fits these nodes and their schedule; see `Layout.check`."""
     reads = parse(graph.types, args, table)
     length = lengths(graph.num_nodes, reads)
     _check_batches(layout, graph, table, schedule, length)
@@ -44,7 +44,7 @@ def _before(values: Ints, types: Any) -> Ints:
 
 
 def _check_batches(layout: Layout, graph: Graph, table: SlotTable, schedule: Schedule, length: Ints) -> None:
-    """How many nodes and rows batches and types have, and where those of each batch and node begin."""
+    """Check how many nodes and rows batches and types have, and where those of each batch and node begin."""
     order, types, num_types = schedule.order, schedule.batch_types, len(table.starts) - 1
     by_rows = np.array([table.output_per_row[a:b].any() for a, b in pairwise(table.output_starts)], dtype=np.bool_)
     nodes = np.diff(schedule.starts)
@@ -64,7 +64,7 @@ def _check_batches(layout: Layout, graph: Graph, table: SlotTable, schedule: Sch
 
 
 def _check_rows(layout: Layout, graph: Graph, table: SlotTable, length: Ints, outside: Ints) -> Ints:
-    """No two values share a row, and none is left over; returns the first row of each output and node."""
+    """Check that no two values share a row and that no row is empty; returns the first row of each output and node."""
     used = [[np.arange(count)] for count in outside.tolist()]
     most = int(np.diff(table.output_starts).max(initial=0))
     first_row = np.full((most, graph.num_nodes), -1, np.int64)
@@ -81,7 +81,7 @@ def _check_rows(layout: Layout, graph: Graph, table: SlotTable, length: Ints, ou
 
 
 def _check_arena(arena: int, size: int, rows: Ints) -> None:
-    """There is one value in every row."""
+    """Check that there is exactly one value in every row."""
     require((rows >= 0) & (rows < size), lambda i: f"a value lies in row {rows[i]} of arena {arena}, which has {size}")
     values = np.bincount(rows, minlength=size)
     require(values == 1, lambda i: f"{values[i]} values lie in row {i} of arena {arena}")
@@ -90,9 +90,9 @@ def _check_arena(arena: int, size: int, rows: Ints) -> None:
 class _Places(NamedTuple):
     """Where nodes run, and what the slots of batches are: for each batch and slot, whether it exists, and its kind."""
 
-    place: Ints  # of each node in the order of launches
+    place: Ints  # of each node, its number in launch order
     batch: Ints  # of each node
-    local: Ints  # of each slot of all types its number in its type
+    local: Ints  # of each slot, numbered through all types, its number in its type
     exists: NDArray[np.bool_]
     kind: Ints
 
@@ -130,8 +130,8 @@ def _counts(reads: Reads, length: Ints) -> Ints:
 def _operands(
     graph: Graph, table: SlotTable, places: _Places, reads: Reads, length: Ints, first_row: Ints, outside_row: Ints
 ) -> tuple[Ints, Ints]:
-    """The rows (or numbers) that all batches read, slot by slot in the order of launches, and the batch and slot of
-    each, as one number."""
+    """The rows (or numbers) that all batches read, slot by slot in launch order, and the batch and slot of each of them
+    (both as one number)."""
     first, count, is_ref = reads.value.copy(), _counts(reads, length), reads.kind != Slot.DATA
     is_outside = is_ref & (reads.value < 0)
     is_inside = is_ref & (reads.value >= 0)
@@ -146,7 +146,7 @@ def _operands(
 
 
 def _check_operands(layout: Layout, schedule: Schedule, places: _Places, operands: tuple[Ints, Ints]) -> None:
-    """Every batch reads the rows of what its nodes refer to, and knows whether they are a view."""
+    """Check that every batch reads the rows of what its nodes refer to, and that views are marked as views."""
     rows, group = operands
     exists, kind = places.exists, places.kind
     size = np.bincount(group, minlength=exists.size).reshape(exists.shape)
@@ -174,7 +174,7 @@ def _check_operands(layout: Layout, schedule: Schedule, places: _Places, operand
 
 
 def _check_bounds(layout: Layout, schedule: Schedule, places: _Places, reads: Reads, length: Ints) -> None:
-    """Where each node's rows begin stands behind those that a batch sums; slots lie side by side, batch by batch."""
+    """Check where each node's rows begin, behind rows that are summed; and that slots do not overlap in the index."""
     read = np.zeros((places.exists.shape[1], len(length)), np.int64)
     np.add.at(read, (places.local[reads.slot], reads.node), _counts(reads, length))
     is_bounded = np.isin(places.kind, BOUNDED) & places.exists

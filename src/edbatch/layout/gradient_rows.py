@@ -1,7 +1,8 @@
-"""Which rows of gradients are written once, so that they need no zeros before: in large arenas those cost a pass.
+"""Finds the rows of gradients that are written only once: they need no zeros before, which in large arenas cost a pass.
 
-A gradient is the sum over all who read a value. A value that one operand of one node reads, and that is no result, has
-one term: it can be stored. A batch does so when that holds for all rows that one of its operands reads.
+In: the rows that every batch reads. Out: for each batch and operand, whether its gradients are added or stored. The
+gradient of a value has one term for each operand that reads it, and one more if the value is a result. If there is just
+one term, it can be stored. A batch stores the gradients of an operand if that holds for all rows that it reads.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from edbatch.layout.batch_order import Bools
 from edbatch.scheduling.graph import Ints
 from edbatch.storage.loops import loop
 
-ADD, STORE = -1, 0  # what is done to what lies there: all of its bits are kept, or none
+ADD, STORE = -1, 0  # masks for the number that lies there: all of its bits are kept, or none
 
 
 @loop
@@ -29,9 +30,10 @@ def stored_rows(
     """For each batch and slot, ADD or STORE; and for each row whether something is added to it, so that it needs zeros.
 
     Args:
-        first_rows: for each type and slot, where the rows of its arena begin among those of all; negative if it is left
-            alone. can_store: for each type and slot, whether its gradients are written row by row.
-        results: the rows that have a gradient before.
+        first_rows: for each type and slot, where the rows of its arena begin, if those of all arenas are one
+            sequence; negative for slots that are left out.
+        can_store: for each type and slot, whether its gradients are written row by row.
+        results: the rows of results, which have a gradient from the beginning.
     """
     reads, ways = np.zeros(num_rows, np.int64), np.full(slot_begin.shape, ADD)
     for row in results:

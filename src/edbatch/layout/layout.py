@@ -1,11 +1,14 @@
-"""Where every value of a mini-batch lies, and which rows every batch reads: from (types, args, schedule) to a `Layout`.
+"""Decides where every value of a mini-batch lies in memory, and which rows every batch reads.
 
-A value is a row of an *arena* (one per shape, dtype and device). All rows that one output of one type produces lie
-side by side, in launch order, so a batch writes one range of rows, and all rows of a type can be read at once when
-weight gradients are taken at the end. What a batch reads is planned for the whole mini-batch into one int64 array.
+In: the types of all nodes, their `args` (what each node reads), and a schedule. Out: a `Layout`. An *arena* is the
+memory for all values of one shape, dtype and device; a value is one of its rows. All rows that one output of one type
+produces lie side by side, in launch order. So a batch writes one range of rows, and all rows of a type can be read at
+once when weight gradients are computed at the end. The rows that all batches read are listed in one int64 array.
 
-`args` is flat: a node's slots follow each other. A slot holds one *reference* (`node + output * REF`; negative for an
-input from outside), or a length of at least 1 followed by so many references (LIST, SUM, MEAN), or one number (DATA).
+`args` is flat: node after node, and for each node slot after slot. A *slot* is the place of an operand in a type. It
+holds one *reference*, which is the number of a value (`node + output * REF`; negative for an input that no node
+computes, but that comes from outside); or a length of at least 1 followed by so many references (LIST, SUM, MEAN); or
+one number (DATA); or nothing (OFFSETS).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 
 Ints = NDArray[np.int64]
-REF = 1 << 32  # one step of the output number inside a reference
+REF = 1 << 32  # the references of consecutive outputs of a node differ by this
 
 
 def unpack(refs: Ints) -> tuple[Ints, Ints]:
@@ -47,7 +50,7 @@ class Slot(IntEnum):
 
     ONE = 0  # 1: a value
     REPEAT = 1  # as many as the node has rows: one value, repeated
-    ROWS = 2  # as many as the producer has rows: a value of several rows
+    ROWS = 2  # as many as the producer has rows: a ragged value (a stack of any number of values)
     LIST = 3  # as many as are listed: values stacked
     SUM = 4  # as many as are listed, summed to one
     MEAN = 5  # as many as are listed, averaged to one
@@ -64,11 +67,11 @@ class SlotTable:
     kinds: Ints  # a Slot for each slot
     output_starts: Ints
     output_arenas: Ints
-    output_per_row: Ints  # 1 when a node writes all its rows, 0 when it writes one
+    output_per_row: Ints  # 1 if a node writes a value for each of its rows, 0 if it writes one value
 
 
 class Addresses(NamedTuple):
-    """Of arrays of a layout, for generated code; `rows` is that of `index`."""
+    """Addresses in memory of arrays of a `Layout`, for generated code; `rows` is the address of `index`."""
 
     sizes: int
     own: int
@@ -82,15 +85,20 @@ class Addresses(NamedTuple):
 class Layout:
     """Rows of every output and operand of a mini-batch; `[b, k]` arrays are over batches and the slots of their type.
 
-    index: every row to read, slot by slot, for each slot batch by batch in launch order; after the rows that a batch
-    sums or averages, where those of each node begin among them.
-    slot_begin: for each batch and slot, where it begins in `index`; slot_size: how many rows; slot_first: the first
-    row when they are consecutive and none are to be added up (a view), else -1 (a gather). node_begin, row_begin: the
-    first node and the first row of each batch among those of its type. sizes: how many rows each batch runs on, its
-    nodes, or all rows of its nodes if its type writes those; own: the first of them among those of its type; type_sizes
-    and largest: of each type, all of them, and those of its largest batch. base: the first arena row of each output of
-    each type; arena_rows: how many rows each arena has. position, row_position: of each node and of its first row among
-    those of its type.
+    A node has as many rows as it lists values, or as the ragged value has that it reads; other nodes have one.
+
+    Attributes:
+        index: every row that is read: slot after slot, for each slot batch after batch in launch order. Behind the rows
+            that a batch sums or averages stands where the rows of each of its nodes begin among them.
+        slot_begin: where the rows of a batch and slot begin in `index`. slot_size: how many they are. slot_first: the
+            first row if they are consecutive and are not added up (a *view*), else -1 (a *gather*). All are `[b, k]`.
+        node_begin, row_begin: the first node and the first row of each batch among those of its type.
+        num_rows: how many rows the nodes of each batch have.
+        sizes: on how many rows each batch runs: all rows of its nodes if its type writes those, else one per node.
+            own: the first of these rows among those of the type.
+        type_sizes, largest: for each type, the sum of the sizes of its batches, and the largest of them.
+        base: the first arena row of each output of each type. arena_rows: how many rows each arena has.
+        position, row_position: the place of each node, and of its first row, among those of its type.
     """
 
     index: Ints
@@ -129,8 +137,9 @@ class Layout:
     ) -> None:
         """Raise an AssertionError that names the first thing at fault, if there is one.
 
-        Every value has a row of its own; every batch writes a range of rows and reads the rows of what its nodes refer
-        to; what is called a view is one. The arguments are those of `plan`.
+        What must hold: every value has a row of its own; every batch writes a range of rows, and reads the rows of the
+        values that its nodes refer to; a slot is marked as a view exactly if it is one. The arguments are those of
+        `plan`.
         """
         from edbatch.layout.checking import check_layout
 
@@ -149,7 +158,7 @@ def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside
     """Lay out a scheduled mini-batch.
 
     Args:
-        outside: how many rows each arena begins with that come from outside.
+        outside: for each arena, how many rows at its beginning are inputs from outside.
         outside_row: the row of each input from outside, in its arena.
     """
     from edbatch.layout import layout_loops

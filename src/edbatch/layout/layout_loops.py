@@ -1,4 +1,8 @@
-"""The loops of `layout.py`, compiled by numba; imported at first use only."""
+"""The loops of `layout.py`, compiled by numba; imported at first use only.
+
+In: the flat arrays of a recording and its schedule. Out: the arrays of a `Layout`. What args, slots, references and
+rows are is explained in `layout.py`.
+"""
 # ruff: noqa: SIM109 (plain comparisons compile faster)
 
 import numpy as np
@@ -12,9 +16,9 @@ MASK = (1 << 32) - 1
 
 @inner_loop
 def entries(kind, args, at):
-    """Where the entries of a slot begin and end whose args begin at `at`; the next slot's args begin at that end.
+    """Where the entries of a slot begin and end in `args`. Its args begin at `at`; the next slot's begin at the end.
 
-    They are references to values, or numbers where the slot is data.
+    An entry is a reference to a value, or a number if the slot is DATA.
     """
     if kind < LIST:  # the usual case first: `LIST <= kind <= MEAN` first would take twice the time
         return at, at + 1
@@ -25,7 +29,7 @@ def entries(kind, args, at):
 
 @inner_loop
 def renumbered(ref, place):
-    """The reference when nodes are numbered anew: node i as `place[i]`."""
+    """The reference after node i became node `place[i]`."""
     return ref if ref < 0 else place[ref & MASK] + (ref & ~MASK)
 
 
@@ -48,15 +52,15 @@ def edges(types, args, slot_starts, slot_kinds):
 
 @loop
 def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types):
-    """Positions of nodes and of their rows among those of their type, in launch order, and what `fill` must know.
+    """Numbers nodes and rows within their types, in launch order, and measures what `fill` is going to write.
 
-    Returns also how many rows each node has, where its args begin, and where each slot begins in the index; of each
-    type its nodes, rows, size and largest batch; of each batch its first node, first row, rows, own and size; and the
-    address of those.
+    Returns the position of each node, and of its first row, among those of its type; how many rows each node has; where
+    its args begin; where each slot begins in the index; for each type its nodes, rows, size and largest batch; for each
+    batch its first node, first row, rows, own and size (see `Layout`); and the address of the array of batches.
     """
     n, num_types = len(types), len(slot_starts) - 1
     length, arg_begin, size = np.ones(n, np.int64), np.empty(n, np.int64), np.zeros(len(slot_kinds) + 1, np.int64)
-    num_plain = np.empty(num_types, np.int64)  # the args of a node, -1 unless it is one in every slot
+    num_plain = np.empty(num_types, np.int64)  # how many args a node has, if it has one in every slot; else -1
     at, repeats = 0, False
     for t in range(num_types):
         num_plain[t] = slot_starts[t + 1] - slot_starts[t]
@@ -114,8 +118,11 @@ def place(types, args, slot_starts, slot_kinds, output_starts, output_per_row, o
 
 @loop
 def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, outside):
-    """The first outputs of all types lie side by side, then the second ones: what one operand reads of several types
-    is then often one range."""
+    """The first arena row of each output of each type, and the size of each arena.
+
+    The first outputs of all types lie side by side, then all second ones: an operand that reads several types then
+    often reads one range.
+    """
     arena_rows = outside.copy()
     base = np.empty(len(output_arenas), np.int64)
     most = 0
@@ -133,11 +140,11 @@ def bases(output_starts, output_arenas, output_per_row, type_nodes, type_rows, o
 @loop
 def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, starts, batch_types,
          of_batches, length, arg_at, cursor, base, outside_row):  # fmt: skip
-    """Write the rows that every slot of every batch reads, and after those of summed slots where each node's begin.
+    """Writes the rows that every slot of every batch reads; behind summed rows, where those of each node begin.
 
-    `arg_at`, where each node's args begin, and `cursor`, where each slot begins, move on with what is written.
-    Returns the rows; of each batch and slot where they begin, how many there are, and the first; the addresses of
-    both.
+    `arg_at` (where each node's args begin) and `cursor` (where each slot begins) are moved on behind what was written.
+    Returns the index; for each batch and slot where its rows begin, how many they are, and the first one; the addresses
+    of both.
     """
     width, most = 0, 0
     for t in batch_types:
@@ -149,7 +156,7 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
     slots = np.full((3, len(batch_types), width), -2, np.int64)  # of each batch and slot: begin, size, first row
     for b in range(len(batch_types)):
         t, nodes = batch_types[b], starts[b + 1] - starts[b]
-        skip = 0  # args of slots that need not be counted node by node
+        skip = 0  # args read so far in slots with one arg per node; those of other slots are counted in arg_at
         for s in range(slot_starts[t], slot_starts[t + 1]):
             kind, begin, offset = slot_kinds[s], cursor[s], 0
             at = begin
@@ -203,7 +210,7 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
 
 @loop
 def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
-    """Which outputs feed each slot, and whether an input from outside that needs a gradient does."""
+    """For each slot, which outputs it reads, and whether it reads an input from outside that needs a gradient."""
     by_output = np.zeros((len(slot_kinds), output_starts[-1]), np.bool_)
     by_outside = np.zeros(len(slot_kinds), np.bool_)
     at = 0
@@ -221,7 +228,7 @@ def feeds(types, args, slot_starts, slot_kinds, output_starts, outside_needs):
 
 @loop
 def read_from_outside(types, args, slot_starts, slot_kinds, is_asked, num_outside):
-    """Which inputs from outside are read by slots that are asked about."""
+    """Which inputs from outside are read by the slots of `is_asked`."""
     is_read = np.zeros(num_outside, np.bool_)
     at = 0
     for n in range(len(types)):

@@ -1,6 +1,7 @@
-"""What nodes read, found out again: slowly, in plain Python and numpy, by none of the compiled loops.
+"""Finds out what every node reads, for checks: slowly, in plain Python and numpy, without the compiled loops.
 
-In: the arrays of a recording. Out: its `Reads`, and how many rows nodes have. The checks of all stages are made of it.
+In: the arrays of a recording (types and args, see `layout.py`). Out: its `Reads`, and how many rows each node has. The
+checks of recordings, layouts and plans compare with them, so that a mistake in the loops is noticed.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ OF_ROWS = (Slot.ROWS, Slot.SUM_ROWS)  # slots that read all rows of a value
 
 
 def require(is_right: Any, text: Callable[[int], str]) -> None:
-    """Raise an AssertionError about the first that is not right, if there is one."""
+    """Raise an AssertionError if an entry is not true; `text` makes the message from the number of the first one."""
     wrong = np.flatnonzero(~np.asarray(is_right))
     if len(wrong):
         raise AssertionError(text(int(wrong[0])))
@@ -35,8 +36,8 @@ def require_same(what: str, found: Any, expected: Any) -> None:
 
 
 class Reads(NamedTuple):
-    """What nodes read: of each entry, a reference or a number, its node, its slot (numbered through all types), and how
-    the slot is read."""
+    """What nodes read, entry by entry of `args`: which node, through which slot (numbered through all types), how the
+    slot is read, and the entry itself, a reference or a number."""
 
     node: Ints
     slot: Ints
@@ -44,13 +45,13 @@ class Reads(NamedTuple):
     value: Ints
 
     def refs(self) -> Reads:
-        """Those that are references."""
+        """Only the entries that are references."""
         is_ref = self.kind != Slot.DATA
         return Reads(self.node[is_ref], self.slot[is_ref], self.kind[is_ref], self.value[is_ref])
 
 
 def parse(types: Any, args: Ints, table: SlotTable) -> Reads:
-    """The args of all nodes, taken apart: first where those of each node begin, then slot by slot."""
+    """Takes the args of all nodes apart: first where those of each node begin, then slot by slot."""
     begins, found = _begins(types, args, table), [np.empty((4, 0), np.int64)]
     for t, (first, end) in enumerate(pairwise(table.starts.tolist())):
         nodes = np.flatnonzero(types == t)
@@ -95,7 +96,7 @@ def _begins(types: Any, args: Ints, table: SlotTable) -> Ints:
 
 
 def lengths(num_nodes: int, reads: Reads) -> Ints:
-    """How many rows each node has: as many as it lists, or as the rows that it reads; otherwise one."""
+    """How many rows each node has: as many as it lists values, or as a ragged value has that it reads; else one."""
     rows, known = [1] * num_nodes, set()
     is_long = (reads.kind == Slot.LIST) | (reads.kind == Slot.ROWS)
     entries = zip(*[column[is_long].tolist() for column in reads], strict=True)
@@ -110,6 +111,6 @@ def lengths(num_nodes: int, reads: Reads) -> Ints:
 
 
 def ranges(first: Ints, counts: Ints) -> Ints:
-    """The numbers of all ranges that begin at `first` and are so long, one after the other."""
+    """The numbers of several ranges, one range after the other; range i has `counts[i]` numbers from `first[i]` on."""
     offset = np.cumsum(counts) - counts
     return np.repeat(first - offset, counts) + np.arange(counts.sum())

@@ -1,13 +1,13 @@
-"""Inside a cell: which ops run as one batch, where values lie, and what must be copied because of it.
+"""Inside a cell: which ops run as one batch, where their values lie in memory, and what must be copied because of that.
 
-In: a `CellGraph`, the ops of a cell's body with their operands. Out: a `CellLayout`: in-cell batches, the order of
-values in memory, and for every operand and result of every batch whether it is read and written in place.
+In: a `CellGraph`, the ops of a cell with their operands. Out: a `CellLayout`: in-cell batches, the order of values in
+memory, and for every operand and result of every batch whether it is read and written in place.
 
-Values of one example lie behind each other in one piece of memory; the same piece of all rows of a mini-batch is a
-matrix, in which a value is a range of columns. What a batch reads through one slot needs no copy when it is a
-*strided* piece of that memory: each member's part begins the same distance after the one before. Inputs and outputs may
-live outside, in tensors of their own. `cell_order` proposes an order, by a PQ tree; here it is verified, from the
-order alone, and only what is verified counts.
+All values of one example lie one after the other in one row of memory. The rows of a mini-batch are a matrix, in which
+a value is a range of columns. What a batch reads as one operand needs no copy if it is *strided* in this matrix: the
+values of each member (op of the batch) begin the same distance after those of the member before. Inputs and outputs may
+lie *outside*, in tensors of their own. `cell_order` proposes orders of the values, by a PQ tree. `verify` finds the
+copies from an order alone, however it was found.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from edbatch.errors import GraphError, PolicyError
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.policies import BoundGreedy, Exact
 
-MAX_STATES = 10_000  # of the search for a shortest schedule; where that is not enough, bound greedy decides
-MAX_VALUES = 2_000  # of which an order is looked for; more would take a minute
+MAX_STATES = 10_000  # limit of the search for a shortest schedule; beyond it, bound greedy decides
+MAX_VALUES = 2_000  # cells with more keep the plain order: to look for a better one would take a minute
 Run = tuple[int, ...]  # values that are read or written as one, so they must lie side by side, in this order
 
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """An operand that all rows share: the parameters of a batch are stacked in whatever order it has."""
+    """An operand that all examples share. The parameters of a batch can be stacked in any order, once for all."""
 
     name: Hashable
 
@@ -40,7 +40,7 @@ Operand = Run | Parameter
 class CellOp:
     """An op of one example. Ops of one signature may run as one batch.
 
-    is_wide: a batch of it is one product with stacked weights, which writes its results side by side.
+    is_wide: a batch of such ops is one matrix product with stacked weights, which writes its results side by side.
     """
 
     signature: Hashable
@@ -73,7 +73,7 @@ class CellGraph:
         return sum(self.sizes[value] for value in run)
 
     def check(self) -> None:
-        """Raise a GraphError if a value is read before it is made or made twice, or if a signature has two forms."""
+        """Raise a GraphError if a value is made twice or read before it is made, or if a signature has two sizes."""
         made_by, form_of = self.made_by, dict[Hashable, list[int]]()
         for i, op in enumerate(self.ops):
             if any(made_by[value] != i for value in op.results) or len(set(op.results)) < len(op.results):
@@ -101,7 +101,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """How a batch reads a slot (or writes its results: slot -1), and the values that must be copied for it."""
+    """How a batch reads one slot (or writes its results: slot -1), and the values that must be copied for that."""
 
     batch: int
     slot: int
@@ -111,8 +111,11 @@ class Access:
 
 @dataclass(frozen=True)
 class CellLayout:
-    """In-cell batches in launch order, each with its ops in the order of their results; the order of the values that
-    are not outside; how every operand is read."""
+    """Where the values of a cell lie, and how its batches read them.
+
+    batches: in launch order; the ops of each stand in the order in which their results lie. order: the values that are
+    not outside, as they lie in memory. accesses: how every operand is read and every result written.
+    """
 
     graph: CellGraph
     batches: tuple[tuple[int, ...], ...]
@@ -130,7 +133,7 @@ class CellLayout:
 
     @property
     def bytes_copied(self) -> int:
-        """For one row."""
+        """For one example."""
         return sum(map(self.graph.num_bytes, self.copies))
 
     def __repr__(self) -> str:
@@ -161,7 +164,7 @@ def plan_cell(graph: CellGraph) -> CellLayout:
 
 
 def in_plain_order(graph: CellGraph) -> CellLayout:
-    """The layout without planning: the same batches, values in the order in which the body makes them."""
+    """The layout without planning: the same batches, values in the order in which the ops make them."""
     graph.check()
     return verify(graph, find_batches(graph), _plain_order(graph))
 
@@ -173,7 +176,7 @@ def _plain_order(graph: CellGraph) -> tuple[int, ...]:
 
 
 def find_batches(graph: CellGraph) -> tuple[tuple[int, ...], ...]:
-    """A shortest sequence of batches, or where that takes too long to find, bound greedy's."""
+    """The fewest batches possible, or, where those take too long to find, those of bound greedy."""
     made_by = graph.made_by
     inputs = [
         sorted({made_by[v] for operand in op.operands if not isinstance(operand, Parameter) for v in operand
@@ -189,7 +192,7 @@ def find_batches(graph: CellGraph) -> tuple[tuple[int, ...], ...]:
 
 
 def verify(graph: CellGraph, batches: Sequence[Sequence[int]], order: Sequence[int]) -> CellLayout:
-    """Classify every operand and result of every batch by where values lie; how the order was found is not asked."""
+    """Find out how every operand is read and every result written, when values lie in this order."""
     memory = _Memory(graph.sizes, order)
     ordered = tuple(memory.sorted_by_results(graph, members) for members in batches)
     accesses = []
@@ -215,7 +218,7 @@ def split_operands(operands: Sequence[Operand]) -> tuple[list[Parameter], list[R
 
 
 class _Memory:
-    """Where values begin."""
+    """The byte at which each value begins."""
 
     def __init__(self, sizes: Sequence[int], order: Sequence[int]) -> None:
         self.sizes = sizes
@@ -226,7 +229,7 @@ class _Memory:
             end += sizes[value]
 
     def sorted_by_results(self, graph: CellGraph, members: Sequence[int]) -> tuple[int, ...]:
-        """A batch works through its members in the order in which their results lie."""
+        """The members of a batch in the order in which their results lie."""
         firsts = [self.begin.get(graph.ops[i].results[0]) for i in members]
         known = [(first, i) for first, i in zip(firsts, members, strict=True) if first is not None]
         return tuple(i for _, i in sorted(known)) if len(known) == len(members) else tuple(members)
@@ -235,7 +238,7 @@ class _Memory:
         distinct = tuple(dict.fromkeys(runs))
         times = len(runs) // len(distinct)
         repeated = tuple(run for run in distinct for _ in range(times))
-        if tuple(runs) not in (repeated, distinct * times):  # no expanded view has such a pattern
+        if tuple(runs) not in (repeated, distinct * times):  # an expanded view cannot repeat values like this
             return Access(0, 0, Kind.COPY, tuple(chain.from_iterable(runs)))
         if not self._is_strided(distinct, side_by_side):
             return Access(0, 0, Kind.COPY, tuple(chain.from_iterable(distinct)))

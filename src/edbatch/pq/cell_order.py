@@ -1,13 +1,16 @@
-"""An order of a cell's values in which batches find their operands side by side: ED-Batch's use of PQ trees.
+"""Proposes orders of a cell's values in which batches find their operands side by side: ED-Batch's use of PQ trees.
 
-In: the ops of a cell and their batches. Out: an order of the values, as good as this method finds; `cell_layout`
-verifies it. A *lane* is what one slot of a batch reads, or what a batch writes: one run of values per member.
+In: the ops of a cell and their batches. Out: orders of the values, as good as this method finds; `cell_layout` verifies
+them. The ops of a batch are its *members*. A *lane* is all that a batch reads through one slot (as its first operand,
+its second, …), or all that it writes: one run of values per member.
 
-1. A PQ tree over all values is reduced by what each batch writes, 2. by what each slot reads (a set that does not fit
-is left out). 3. The lanes of a batch get the same structure: what must be consecutive in one must be in the others, and
-where the tree leaves more than a choice of direction, one order is chosen for all of them. 4. Each node can now be read
-in two directions; members of a batch have one order in all its lanes when those directions agree, which a union-find
-with parity settles. A lane that contradicts is loosened, and planning begins again.
+1. A PQ tree over all values is reduced by what each batch writes,
+2. then by what each slot reads. A set that does not fit is left out.
+3. The lanes of a batch get the same structure: members that must be consecutive in one lane must be so in the others.
+   Where the tree leaves more than a choice of direction, one order is chosen for all lanes.
+4. Each node of the tree can now only be read forward or backward. A batch has its members in the same order in all its
+   lanes when certain nodes have equal or opposite directions, which a union-find with parity settles. A lane that
+   contradicts becomes *loose*: it need not be consecutive any more, and all begins again.
 """
 
 from __future__ import annotations
@@ -23,15 +26,15 @@ from edbatch.pq.tree import PQTree
 
 Members = frozenset[int]
 Leaves = frozenset[int]
-RESULTS = -1  # the slot of what a batch writes
-GROUND = -1  # the node that is read forward
+RESULTS = -1  # stands for a slot where a lane is what a batch writes
+GROUND = -1  # a node beside the tree that is always read forward
 
 
 @dataclass(frozen=True)
 class Lane:
-    """What the members of a batch read through a slot, or write: a run each.
+    """What the members of a batch read through a slot, or write: one run of values per member.
 
-    side_by_side: a strided view is not enough.
+    side_by_side: the runs must follow each other without gaps; a strided view is not enough.
     """
 
     batch: int
@@ -41,12 +44,12 @@ class Lane:
 
     @property
     def is_pair(self) -> bool:
-        """Two values are a strided view wherever they lie, as long as the first comes first."""
+        """Whether it has just two values: they are a strided view wherever they lie, if the first comes first."""
         return not self.side_by_side and len(set(self.runs)) == 2 == len(self.leaves)
 
     @property
     def is_possible(self) -> bool:
-        """No order lays a value out twice, or two runs from one beginning."""
+        """Whether an order could fit it: none has a value twice, or two different runs that begin at one value."""
         distinct = set(self.runs)
         return all(len(set(run)) == len(run) for run in distinct) and len({run[0] for run in distinct}) == len(distinct)
 
@@ -58,7 +61,7 @@ class Lane:
         return frozenset(chain.from_iterable(self.runs[m] for m in members))
 
     def members_of(self, leaves: Leaves) -> Members:
-        """Those of which some leaf is among the leaves. If these must be consecutive, so must all leaves of those."""
+        """The members with one of these leaves. If these must be consecutive, so must all leaves of the members."""
         return frozenset(m for m, run in enumerate(self.runs) if not leaves.isdisjoint(run))
 
 
@@ -71,7 +74,7 @@ class Contradiction(Exception):
 
 
 def propose_orders(graph: CellGraph, batches: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Orders of all values that are not outside: with pairs side by side where that fits, and with pairs anywhere."""
+    """Two orders of all values that are not outside: pairs side by side where that fits, and pairs anywhere."""
     values = [value for value in range(len(graph.sizes)) if value not in graph.outside]
     lanes = _lanes(graph, batches)
     for loose in ([], [lane for lane in lanes if lane.is_pair]):
@@ -85,9 +88,9 @@ def propose_orders(graph: CellGraph, batches: Sequence[Sequence[int]]) -> Iterat
 
 
 def _lanes(graph: CellGraph, batches: Sequence[Sequence[int]]) -> list[Lane]:
-    """All that need something; what reads or writes a value outside is never side by side.
+    """All lanes that ask something of an order; a lane with a value outside can never be side by side.
 
-    Results come first, which fit together always, then what would be dear to copy.
+    Lanes of results come first, because they always fit together, then those that would be expensive to copy.
     """
     lanes = []
     for number, members in enumerate(batches):
@@ -104,7 +107,7 @@ def _lanes(graph: CellGraph, batches: Sequence[Sequence[int]]) -> list[Lane]:
 
 
 class _Proposal:
-    """One try; `loose` lanes need not be consecutive."""
+    """One attempt; `loose` lanes need not be consecutive."""
 
     def __init__(self, values: list[int], lanes: list[Lane], loose: list[Lane]) -> None:
         self.tree = PQTree(values)
@@ -128,7 +131,7 @@ class _Proposal:
         return _Directions(root).settle(self.fitting, self.others)
 
     def _make_alike(self) -> _Node:
-        """Reduces each lane by what is consecutive in the other lanes of its batch, until nothing changes."""
+        """Makes consecutive in each lane what is consecutive in the other lanes of its batch, until nothing changes."""
         before, root = None, self._root()
         while before != root:
             before = root
@@ -145,7 +148,7 @@ class _Proposal:
         return _Node.of(self.tree.structure())
 
     def _open_choice(self, root: _Node) -> list[Leaves] | None:
-        """The children of a P node of three or more that lies inside a lane of a group."""
+        """The leaves of each child of a P node inside a lane that has three children or more, if there is one."""
         lanes = [lane.leaves for group in self.groups for lane in group]
         for node in root.walk():
             if node.kind == "P" and len(node.children) > 2 and any(node.leaves <= leaves for leaves in lanes):
@@ -190,23 +193,23 @@ class _Node:
             yield from child.walk()
 
 
-Separation = tuple[int, bool]  # the node at which two leaves part, and whether the first of them comes first there
+Separation = tuple[int, bool]  # the lowest node above two leaves, and whether the first of them comes first in it
 
 
 class _Directions:
-    """Whether each node is read forward or backward: a union-find in which an edge says same or opposite."""
+    """Whether each node is read forward or backward: a union-find whose edges say "same" or "opposite"."""
 
     def __init__(self, root: _Node) -> None:
         self.nodes = list(root.walk())
         self.path_of: dict[int, list[tuple[int, int]]] = {value: [] for value in root.leaves}
-        for number, node in enumerate(self.nodes):  # from the root down: (node, which child)
+        for number, node in enumerate(self.nodes):  # a path from the root down: (node, which child)
             for place, child in enumerate(node.children):
                 for value in child.leaves:
                     self.path_of[value].append((number, place))
         self.towards = {number: (number, True) for number in range(GROUND, len(self.nodes))}
 
     def settle(self, fitting: list[Lane], others: list[Lane]) -> tuple[int, ...]:
-        """The order of all leaves when the members of every batch have one order in all fitting lanes."""
+        """An order of all leaves in which every batch has its members in the same order in all its fitting lanes."""
         for lane in fitting:
             for a, b in chain.from_iterable(map(pairwise, lane.runs)):
                 if not self._agree(self._separation(a, b), (GROUND, True)) and lane.slot != RESULTS:
@@ -217,7 +220,7 @@ class _Directions:
         pairs = [lane for lane in others if lane.is_pair]
         for first, second in combinations([*fitting, *pairs], 2):
             if first.batch == second.batch:
-                self._align(first, second)  # a wish: it may contradict
+                self._align(first, second)  # only a wish: it may fail
         return tuple(sorted(self.path_of, key=self._place))
 
     def _align(self, first: Lane, second: Lane) -> bool:
@@ -238,16 +241,16 @@ class _Directions:
         same = (first[1] == second[1]) == (same_a == same_b)
         if a == b:
             return same
-        self.towards[max(a, b)] = (min(a, b), same)  # ground stays the root of its set
+        self.towards[max(a, b)] = (min(a, b), same)  # GROUND, the smallest number, stays the root of its set
         return True
 
     def _find(self, number: int) -> tuple[int, bool]:
-        """The root of a node's set, and whether both have one direction."""
+        """The root of a node's set, and whether the node has the same direction as that root."""
         same = True
         while (step := self.towards[number])[0] != number:
             number, same = step[0], same == step[1]
         return number, same
 
     def _place(self, value: int) -> list[int]:
-        """Leaves in the order of their places are read as the directions say."""
+        """The sort key of a value: sorting by it reads the leaves of the tree in the directions that were found."""
         return [place if self._find(number)[1] else -place for number, place in self.path_of[value]]

@@ -1,8 +1,9 @@
-"""The nodes of a PQ tree: leaves, P nodes and Q nodes, made so that a reduction never has to visit empty children.
+"""The nodes of a PQ tree (see `tree`): leaves, P nodes and Q nodes.
 
-A P node can let go of any child at once. The children of a Q node are a ring of neighbours without direction, so that
-joining and reversing touch only ends; when one Q node is dissolved into another its children keep their parent and
-find the Q node they now belong to by union-find.
+When a set of leaves is made consecutive, only nodes above those leaves may be visited, not all the other children. So a
+P node can remove any child at once. The children of a Q node form a ring in which a child knows its two neighbours but
+not which is left and which is right: joining and reversing Q nodes changes only their ends. When a Q node is dissolved
+into another one, its children keep their old parent and find the new one by union-find.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Iterable
 
 
 class Node:
-    """What a tree is made of. `one` and `other` are the neighbours in the ring of a Q node, in no particular order."""
+    """A node of a tree. `one` and `other` are its neighbours in the ring of a Q node, in no particular order."""
 
     __slots__ = ("one", "other", "parent")
 
@@ -33,7 +34,7 @@ class Node:
         if parent is not None and parent.dissolved_into is not None:
             while (into := parent.dissolved_into) is not None:
                 if into.dissolved_into is not None:
-                    parent.dissolved_into = into.dissolved_into  # halves the path for whoever asks next
+                    parent.dissolved_into = into.dissolved_into  # halves the path for the next search
                 parent = into
             self.parent = parent
         return parent
@@ -43,26 +44,26 @@ class Node:
         return self.other if self.one is neighbour else self.one
 
     def relink(self, old: Node, neighbour: Node) -> None:
-        """Have `neighbour` as a neighbour in place of `old`."""
+        """Replace the neighbour `old` by `neighbour`."""
         if self.one is old:
             self.one = neighbour
         else:
             self.other = neighbour
 
     def insert(self, before: Node, after: Node) -> None:
-        """Stand between two that were neighbours."""
+        """Go between two nodes that are neighbours."""
         before.relink(after, self)
         after.relink(before, self)
         self.one, self.other = before, after
 
     def stand_in_for(self, old: Node) -> None:
-        """Stand between the neighbours of `old` in its place."""
+        """Take the place of `old` between its neighbours."""
         self.one, self.other = old.one, old.other
         self.one.relink(old, self)
         self.other.relink(old, self)
 
     def replace_by(self, node: Node) -> None:
-        """Give `node` the place of this one; at the top of the tree there is no place to give."""
+        """Put `node` in the place of this one, below its parent; the top of the tree has none."""
         parent = node.parent = self.find_parent()
         if isinstance(parent, PNode):
             del parent.children[self]
@@ -82,10 +83,10 @@ class LeafNode(Node):
 
 
 class PNode(Node):
-    """Children in any order: the keys of a dict, so that one can go at once and results are reproducible."""
+    """Children in any order. They are the keys of a dict: removing one is quick, and results are reproducible."""
 
     __slots__ = ("children",)
-    dissolved_into = None  # its children get another parent one by one
+    dissolved_into = None  # never: when a P node goes, its children are given their new parent one by one
 
     def __init__(self, children: Iterable[Node]) -> None:
         super().__init__()
@@ -105,7 +106,7 @@ class PNode(Node):
 
 
 class QNode(Node):
-    """Children in one order or its reverse: a ring closed by `rim`, which is no child; next to it are the two ends."""
+    """Children in one order or its reverse: a ring with `rim`, which is no child and stands between both ends."""
 
     __slots__ = ("dissolved_into", "rim", "size")
 

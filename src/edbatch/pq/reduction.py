@@ -1,18 +1,19 @@
-"""One reduction of a PQ tree: the templates of Booth & Lueker 1976, first as a question, then as a change.
+"""Makes a set of leaves consecutive in a PQ tree (see `tree`), by the templates of Booth & Lueker 1976.
 
-In: the leaves of one set, which are *full*; all other leaves are *empty*. An inner node is full or empty when all its
-children are, else *partial*. The *root* of the set is the lowest node above all its leaves. The set can be made
-consecutive when every partial node from the root down matches a template:
+In: the leaves of the set, which are called *full*; all other leaves are *empty*. Out: the changed tree, or None if no
+order is left. An inner node is full or empty when all its children are, else *partial*. The *root* of the set is the
+lowest node above all its leaves. The set can be made consecutive when every partial node from the root down matches a
+template:
 
     P3, P5       a P node below the root has at most one partial child
     Q2           a Q node below the root reads, from one of its ends: full children, at most one partial, empty ones
     P2, P4, P6   a P node that is the root has at most two partial children
     Q2, Q3       a Q node that is the root reads: empty children, at most one partial, full, at most one partial, empty
 
-(L1, P1 and Q1: a full node stays as it is.) All this can be seen in the tree before it is changed, so `label` decides,
-and a refused set leaves no trace. `gather` then changes the tree: at the root, a Q node gets the partial children, and
-each of them is dissolved into it from the top down. Both visit only nodes above leaves of the set and the ends of Q
-nodes, never the empty children, which is what makes the paper's algorithm fast.
+(L1, P1 and Q1: a full node stays as it is.) Whether all templates match can be seen before anything is changed, so
+`label` decides first, and a refused set leaves the tree as it was. Then `gather` changes the tree: at the root, a Q
+node gets the partial children, and each of them is dissolved into it, from the top down. Both visit only nodes above
+leaves of the set and the ends of Q nodes, never the empty children, which makes the algorithm fast.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from edbatch.pq.nodes import LeafNode, Node, PNode, QNode
 
 @dataclass(frozen=True, eq=False)
 class Labels:
-    """What a set makes of the nodes from its root down: the full ones; for each partial one, its children by label."""
+    """The labels of the nodes from the root of a set down: full nodes; for partial nodes, full and partial children."""
 
     root: Node
     full: set[Node]
@@ -59,7 +60,7 @@ def label(leaves: list[LeafNode]) -> Labels | None:
 def _climb(leaves: list[LeafNode]) -> tuple[Node, dict[Node, list[Node]]]:
     """The root of a set and, for every inner node above a leaf of it, the children that are not empty.
 
-    Climbs from all leaves in turns until one path is left, so that little is seen of what is above the root.
+    Climbs one step from each leaf in turn until only one path is left, so that few nodes above the root are visited.
     """
     touched_of: dict[Node, list[Node]] = {}
     climbing: list[Node] = list(leaves)
@@ -82,7 +83,7 @@ def _climb(leaves: list[LeafNode]) -> tuple[Node, dict[Node, list[Node]]]:
 
 
 def _longest_run(node: QNode, labels: Labels) -> int:
-    """How many children that are not empty are in one piece, partial ones last; below the root, from an end."""
+    """How many children in a row are not empty, with partial ones only at the ends; below the root, from one end."""
     full, partial = labels.full, labels.partial_of[node]
 
     def run(before: Node, child: Node) -> int:
@@ -130,7 +131,7 @@ def gather(labels: Labels) -> Node:
 
 
 def _take_full(node: PNode, labels: Labels) -> list[Node]:
-    """Leave a P node only its empty children. The full ones come back as one node, in a list that is empty if none."""
+    """Leave a P node only its empty children. Returns a list with one node for all full ones, or an empty list."""
     full = labels.full_of[node]
     for child in chain(full, labels.partial_of[node]):
         del node.children[child]
@@ -142,7 +143,7 @@ def _take_full(node: PNode, labels: Labels) -> list[Node]:
 
 
 def _dissolve(node: Node, target: QNode, inner: Node, labels: Labels) -> None:
-    """Put the children of a partial child of `target` in its place, then those of its own partial child, and so on.
+    """Replace `node`, a partial child of `target`, by its children; then its own partial child likewise, and so on.
 
     Args:
         inner: the neighbour of `node` on the side where the full leaves are to be.

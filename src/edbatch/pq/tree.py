@@ -2,8 +2,8 @@
 
 In: distinct leaves, then one set of leaves after another. Out: a tree that stands for exactly the orders in which every
 accepted set is consecutive; the layout of a cell's values is read off it. Inner nodes are of two kinds: the children of
-a *P node* may stand in any order, those of a *Q node* in the given order or its reverse. `pq_reduction` has the
-templates, `pq_nodes` the nodes; here is what people call and what reads a tree.
+a *P node* may stand in any order, those of a *Q node* in the given order or its reverse. Here is the class that callers
+use; `nodes` has the nodes of a tree, `reduction` the rules by which a set changes it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ _SHOWN_LEAVES = 100
 class PQTree(Generic[Leaf]):
     """All orders of `leaves` in which every set accepted by `reduce` is consecutive; at first, all orders.
 
-    It prints with braces around children in any order and brackets around children in this order or its reverse.
+    When a tree is printed, braces enclose the children of P nodes (any order), brackets those of Q nodes (this order or
+    its reverse).
 
     >>> tree = PQTree("abcdef")
     >>> tree
@@ -99,7 +100,7 @@ class PQTree(Generic[Leaf]):
         return tuple(self._leaves[node.index] for node in self._preorder() if isinstance(node, LeafNode))
 
     def orders(self) -> set[tuple[Leaf, ...]]:
-        """All the orders. Their number can be the factorial of the number of leaves: for small trees.
+        """All the orders; only for small trees, since their number can be the factorial of the number of leaves.
 
         >>> tree = PQTree("abc")
         >>> tree.reduce("ab"), tree.reduce("bc")
@@ -157,7 +158,8 @@ class PQTree(Generic[Leaf]):
             stack.extend(reversed(node.listed()))
 
     def _fold(self, combine: Callable[[Node, list[Folded]], Folded]) -> Folded:
-        """`combine(node, results of its children)` of the root; a loop, as trees can be too deep for recursion."""
+        """The result of `combine(node, results of its children)` for the root; without recursion, because trees can be
+        deep."""
         result_of: dict[Node, Folded] = {}
         for node in reversed(list(self._preorder())):  # children before parents
             result_of[node] = combine(node, [result_of.pop(child) for child in node.listed()])

@@ -1,5 +1,8 @@
-"""Examples recorded one after the other so that each is known again: `PieceRecorder` records them, `cut` takes the
-recording apart into a bank of pieces, one of each example.
+"""Records examples one after the other so that each can be used again in other mini-batches.
+
+In: examples. Out: a bank of *pieces*; a piece is what was recorded of one example, apart from its mini-batch.
+`PieceRecorder` records the examples, and `cut` takes the recording apart. Both find out which examples cannot be used
+again, and why.
 """
 
 from __future__ import annotations
@@ -27,20 +30,20 @@ from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
 
 Types = MutableMapping[Any, PieceType]
-MAX_STRUCTURES = 20  # of results; one is usual
+MAX_STRUCTURES = 20  # of results that are remembered; most functions have one
 DERIVED = "it uses a tensor that was computed from parameters"
 
 
 class PieceRecorder(Recorder):
-    """Records some examples of a mini-batch, each with inputs from outside of its own."""
+    """Records some examples of a mini-batch. Each has its own inputs from outside (tensors that no node computes)."""
 
     def __init__(self, *args: Any, structures: list[Structure], **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._structures = structures
         self.outside_starts: list[int] = []
-        self.columns: list[list[int]] = []  # of each example, those that are tensors
+        self.columns: list[list[int]] = []  # of each example, the numbers of the columns (arguments) that are tensors
         self.results: list[tuple[Structure, list[Any]]] = []
-        self.changes: list[str | None] = []  # of each example, why it cannot be known by its key
+        self.changes: list[str | None] = []  # of each example, why its piece cannot be used again; None if it can
         self._random = random_state()
 
     def begin(self, example: Sequence[Any]) -> list[Any]:
@@ -51,7 +54,7 @@ class PieceRecorder(Recorder):
         values = list(example)
         for j in self.columns[-1]:
             values[j] = self.outside(example[j])
-            self._outside_of.clear()  # the same tensor elsewhere is not the column's
+            self._outside_of.clear()  # the same tensor elsewhere is another input: only columns change in every call
         self._outside_of.clear()
         return values
 
@@ -75,7 +78,7 @@ class PieceRecorder(Recorder):
         return structure
 
     def _unlasting(self, leaves: list[Any]) -> str | None:
-        """Why what the example holds does not last."""
+        """Why the piece of this example would be wrong in later calls, if its inputs or outputs are the reason."""
         other = next((v for v in leaves if not isinstance(v, (Lazy, Tensor, *SCALARS))), None)
         if other is not None:
             return f"it returns something of type {type(other).__name__}, neither a tensor nor a plain constant"
@@ -89,7 +92,8 @@ class PieceRecorder(Recorder):
 def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types) -> PieceBank | None:
     """The pieces of all recorded examples, or None when one uses values of another.
 
-    Examples that do not last get their reason in `recorder.changes`; the types of the others are put into `known`.
+    Examples whose pieces cannot be used again get their reason in `recorder.changes`; the types of the others are put
+    into `known`.
     """
     from edbatch.replay import loops
 
@@ -131,7 +135,7 @@ def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types
 
 
 def _types_of_pieces(recorder: PieceRecorder, recording: Recording, used: list[Ints], known: Types) -> list[PieceType]:
-    """The types of a recording as types of pieces: known ones where there are such.
+    """The types of a recording as types of pieces, taken from `known` if they are there.
 
     Args:
         used: the types that each example uses.
@@ -164,7 +168,7 @@ def _local(value: Value, first_node: int, first_input: int) -> Value:
 
 
 def random_state() -> Any:
-    """What the global generators of torch, Python and numpy stand at."""
+    """The states of the global random generators of torch, Python and numpy."""
     with DisableTorchFunction():
         on_gpu = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
         torch_states = [state.numpy().tobytes() for state in (torch.get_rng_state(), *on_gpu)]

@@ -1,5 +1,7 @@
-"""Pieces put together to a mini-batch, whenever they were recorded: `join` makes the `Recording` and the `Results` that
-recording the examples one after the other would give.
+"""Joins *pieces* (what was recorded of one example each) into a mini-batch, whenever they were recorded.
+
+In: a bank of pieces, the numbers of those that are wanted, and the examples with their tensors. Out: the `Recording`
+and the `Results` that recording these examples one after the other would give.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from edbatch.spec import Spec
 
 JoinedTypes = dict[tuple[PieceType, ...], tuple[NodeType, ...]]
 NO_INPUTS: Ints = np.empty(0, np.int64)
-MAX_JOINED = 32  # mini-batches whose types are kept as they were joined
+MAX_JOINED = 32  # mini-batches whose joined types are kept
 
 
 def join(
@@ -31,7 +33,7 @@ def join(
     """The mini-batch of the pieces with these numbers, with the tensors that the examples have in their columns.
 
     Args:
-        joined: of the world that the pieces were recorded in.
+        joined: types that were joined before; the world of the pieces (see `known_examples`) keeps them.
     """
     from edbatch.replay import loops
 
@@ -54,9 +56,10 @@ def join(
 
 @dataclass(frozen=True, slots=True)
 class _Shift:
-    """From the references of pieces to those of the mini-batch.
+    """Changes references (numbers of values) inside pieces to references in the mini-batch.
 
-    nodes, inputs: where each piece's nodes and inputs from outside begin. numbers: of those inputs, in the mini-batch.
+    nodes, inputs: where each piece's nodes and inputs from outside begin. numbers: for each of those inputs, piece
+    after piece, its number in the mini-batch, which has every tensor once.
     """
 
     nodes: Ints
@@ -64,7 +67,7 @@ class _Shift:
     numbers: Ints
 
     def __call__(self, group: Group) -> Ints:
-        """The references of a group, numbered through the mini-batch."""
+        """The references of a group of results, changed to those in the mini-batch."""
         from edbatch.replay import loops
 
         listed = group.lengths is not None and not group.is_ragged
@@ -93,7 +96,7 @@ class _Inputs:
 def _number_inputs(
     bank: PieceBank, numbers: Ints, num_inputs: int, examples: Sequence[Sequence[Any]], inputs: _Inputs
 ) -> Ints:
-    """The numbers of all pieces' inputs from outside."""
+    """The numbers in the mini-batch of all pieces' inputs from outside, piece after piece; fills `inputs`."""
     if num_inputs == 0:
         return NO_INPUTS
     found = []
@@ -125,10 +128,11 @@ def _join_types(types: tuple[PieceType, ...], joined: JoinedTypes) -> tuple[Node
 def _join_results(
     bank: PieceBank, numbers: Ints, first: Structure, refs: Ints | None, inputs: _Inputs, shift: _Shift
 ) -> Results:
-    """The results of pieces.
+    """The results of the mini-batch.
 
     Args:
-        first: the structure of the first piece's. refs: of each leaf those of all pieces, if they have one structure.
+        first: the structure of the first piece's result. refs: for each leaf the references of all pieces; None if
+            their results have several structures.
     """
     if refs is None:
         for i, row in enumerate(numbers.tolist()):
@@ -150,15 +154,15 @@ def _join_results(
 
 
 def _join_leaf(leaf: int, values: list[Any], inputs: _Inputs, shift: _Shift) -> tuple[list[Any], list[Group]]:
-    """A leaf of all results, of any kinds, and what of it is to be gathered."""
-    if not any(type(v) is Value for v in values):  # nobody's result is the memory of a piece
+    """One leaf of all results, whatever it is in each of them, and the groups of values in it to be gathered."""
+    if not any(type(v) is Value for v in values):  # cloned, so that no result is the memory of a piece
         return [v.clone() if isinstance(v, Tensor) else v for v in values], []
     number_of = {i: inputs.number(v, Spec.of(v)) for i, v in enumerate(values) if isinstance(v, Tensor)}
     gathered = []
     for group in groups(leaf, [Value(Spec.of(v), "one", (0,)) if i in number_of else v for i, v in enumerate(values)]):
         refs = shift(group)
         for k, i in enumerate(group.examples):
-            if i in number_of:  # a tensor that is no value of its piece
+            if i in number_of:  # a plain tensor, not a recorded value
                 refs[k] = -1 - number_of[i]
         gathered.append(replace(group, refs=refs))
     return values, gathered

@@ -1,10 +1,14 @@
-"""Record once: examples that were recorded before are found again by the key that the user gives them.
+"""Finds examples that were recorded before, by the keys that the user gives them.
 
-An example with a known key is not recorded: its piece is used again, with the parameters and the column tensors of the
-day. Constants in columns (numbers, strings, flags) and lists of them count as parts of the key. A piece is found only
-in the *world* it was recorded in: the same modes, keywords and states of all modules. What does not last is recorded
-always: examples that draw random numbers, write tensors in place or compute with parameters outside of cells. A
-function whose examples use each other's values is not known by keys at all.
+In: examples. Out: which of them are known, and a bank with their *pieces* (a piece is what was recorded of one
+example). An example with a known key is not recorded again: its piece is used. Parameters, and tensors in columns (the
+positional arguments of a batched function), are read afresh in every call. Constants in columns (numbers, strings,
+flags) and lists of them count as parts of the key. A piece is valid only in the *world* in which it was recorded: the
+same modes, keywords and states of all modules.
+
+Examples that draw random numbers, write tensors in place or compute with parameters outside of cells (the parts of the
+model that are batched) are recorded in every call. If examples of a function use each other's values, keys are not used
+for that function at all.
 """
 
 from __future__ import annotations
@@ -36,21 +40,22 @@ from edbatch.torch_state.surroundings import inside
 
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
-MAX_MODULES = 2000  # watched in a world; modules made anew for every example would be ever more
+MAX_MODULES = 2000  # watched in a world; a function that makes new modules for every example would have ever more
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
-Place = Hashable  # of an example: its key; with what its columns hold, if they hold what tells examples apart
-_WITH_COLUMNS = object()  # begins such a place, so that it is nobody's key
+Place = Hashable  # by which an example is found: its key, or its key and what its columns hold (see `_forms`)
+_WITH_COLUMNS = object()  # begins a place of the second kind, so that it is equal to no key
 
 
 @dataclass(eq=False)
 class World:
     """All that recordings depend on besides the examples, and the pieces recorded there.
 
-    numbers: of the pieces in the bank, by the places of examples. keys: of those. joined: the types of mini-batches.
+    numbers: for the place of each example the number of its piece in the bank. keys: the keys of those examples. types:
+    those of the pieces' nodes. joined: the types of mini-batches (see `joining`).
     """
 
     mode: Hashable
-    keywords: list[Any]  # kept alive: marks hold ids of tensors
+    keywords: list[Any]  # kept alive, because `mode` holds ids of tensors
     watch: Watch
     bank: PieceBank = field(default_factory=PieceBank)
     numbers: dict[Place, int] = field(default_factory=dict)
@@ -69,14 +74,14 @@ class World:
 
 @dataclass
 class Call:
-    """A mini-batch: which of its examples are known, and its pieces as far as they are."""
+    """A mini-batch: which of its examples are known, and their pieces."""
 
     world: World
     keys: list[Hashable]
     places: list[Place]
     unknown: Sequence[int]  # the examples to be recorded
     bank: PieceBank
-    numbers: Ints  # of the examples' pieces in the bank, -1 where there is none yet
+    numbers: Ints  # for each example the number of its piece in the bank, -1 where there is none yet
 
 
 class KnownExamples:
@@ -88,15 +93,15 @@ class KnownExamples:
         self.structures: list[Structure] = []
         self.report = ""  # on the last call, for people
         self._root = root
-        self._opaque: set[type] = set()  # classes of examples that are not looked into
+        self._opaque: set[type] = set()  # classes of things in columns that are neither tensors nor constants
         self._worlds: list[World] = []  # the one used last comes last
         self._clock = count()
         self._given_up = ""
-        self._is_whole = True  # else an interrupt came while pieces were being kept, and none of them is used
+        self._is_whole = True  # False: an interrupt came while pieces were being stored, so none of them is used
         self._lock = threading.RLock()
 
     def look_up(self, examples: Sequence[Sequence[Any]], keywords: dict[str, Any]) -> Call | None:
-        """What is known of these examples; None when everything has to be recorded as without keys."""
+        """What is known of these examples; None when keys cannot be used and everything has to be recorded."""
         marks = _marks(keywords)
         if self._given_up or marks is None:
             self.report = self._given_up or "key is not used: a keyword is neither a tensor, a module nor a constant"
@@ -148,7 +153,7 @@ class KnownExamples:
         return bank
 
     def give_up(self) -> None:
-        """Examples of this function use each other's values: an example that is not recorded has none."""
+        """Use no keys any more: examples use each other's values, and one that is not recorded has none."""
         inside((self._lock,), self._give_up)
 
     def _give_up(self) -> None:
@@ -183,8 +188,8 @@ class KnownExamples:
         return keys
 
     def _forms(self, examples: Sequence[Sequence[Any]]) -> list[Hashable] | None:
-        """What tells examples of one key apart: the constants in their columns, and what the tensors there are like.
-        None if there are no such things."""
+        """What tells examples with one key apart: the constants in their columns, and shape, dtype and device of the
+        tensors there. None if the columns hold neither."""
         kinds = set(map(type, chain.from_iterable(examples)))
         if kinds <= self._opaque:
             return None
@@ -194,7 +199,7 @@ class KnownExamples:
         return [tuple(map(_form, example)) for example in examples]
 
     def _lasting(self, call: Call, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
-        """Which of the pieces just recorded are to be kept: the first one of each key that is not known."""
+        """Which of the pieces just recorded are to be kept: the first one of each new key that can be used again."""
         first: dict[Place, int] = {}
         for piece, (i, change) in enumerate(zip(call.unknown, changes, strict=True)):
             number, key, place = int(call.numbers[i]), call.keys[i], call.places[i]
@@ -229,7 +234,7 @@ class KnownExamples:
             world.keep_only(np.flatnonzero(of_world))
 
     def _world(self, mode: Hashable, keywords: dict[str, Any]) -> World:
-        """The world as it is now."""
+        """The world of this call: a known one in which nothing has changed since, or a new one."""
         for world in reversed(self._worlds):
             if world.mode == mode and world.watch.is_unchanged():
                 break
@@ -245,7 +250,7 @@ class KnownExamples:
         return world
 
     def _watch(self, world: World, recorder: PieceRecorder) -> None:
-        """Watch the modules that were called, also those that only a closure leads to."""
+        """Watch the modules that were called, also those that are found only through a closure."""
         world.watch.add(recorder.called_modules(), [t for made in recorder.node_types for t in made.shared])
         if len(world.watch) > MAX_MODULES and world in self._worlds:
             self._worlds.remove(world)
@@ -271,13 +276,13 @@ def _form(entry: Any) -> Hashable:
     if not isinstance(entry, list | tuple):
         return None
     kinds = set(map(type, entry))
-    if kinds <= {int} or kinds <= {str}:  # most lists of constants, in a tenth of the time
+    if kinds <= {int} or kinds <= {str}:  # most lists of constants; the line below takes ten times as long
         return type(entry), *kinds, *entry
     return (type(entry), *map(mark, entry)) if all(issubclass(t, SCALARS) for t in kinds) else None
 
 
 def _put_together(call: Call, recorded: PieceBank) -> None:
-    """Let the call have one bank, of the known pieces and those that were recorded."""
+    """Give the call one bank, with the known pieces and those that were just recorded."""
     bank = PieceBank()
     is_known = np.ones(len(call.numbers), np.bool_)
     is_known[call.unknown] = False
@@ -287,7 +292,7 @@ def _put_together(call: Call, recorded: PieceBank) -> None:
 
 
 def _marks(keywords: dict[str, Any]) -> Hashable | None:
-    """What tells keywords apart; None when they hold what may change without being another object."""
+    """What tells keywords of two calls apart; None if one of them may change and still be the same object."""
     if not keywords:
         return ()
     leaves, structure = pytree.tree_flatten(keywords)

@@ -1,12 +1,12 @@
-"""The loops of `example_recorder.py`, `piece_bank.py` and `joining.py`, compiled by numba: a recording cut into its
-examples, and such pieces put together again.
+"""The loops of `example_recorder.py`, `piece_bank.py` and `joining.py`, compiled by numba.
 
-References are as in `layout/layout.py`: `node + output * REF`, or `-1 - number` for an input from outside. In a piece,
-nodes and inputs from outside are numbered from 0. Graphs are rewritten later, so no slot is a mean yet.
+They cut a recording into *pieces*, one of each example, and join pieces into mini-batches. References (value numbers)
+are as in `layout/layout.py`: `node + output * REF`, or `-1 - number` for an input from outside. In a piece, nodes and
+inputs from outside are numbered from 0. Recordings are rewritten only later, so no slot is a mean yet.
 
-A piece is a row of a table, and a range of one flat array: the types of its nodes, their args, and a reference for each
-leaf of its result (of any value where the leaf is not one recorded value). A flat array of the same length says what is
-a reference: -1 where one is, else 0.
+A piece is a row of a table, and a range of one flat array: the types of its nodes, their args, and one reference for
+each leaf of its result (without meaning if the leaf is not one recorded value). A second flat array says which numbers
+are references: -1 for a reference, else 0.
 """
 
 import numpy as np
@@ -24,11 +24,11 @@ def cut(types, args, starts, outside_starts, leaves, leaf_starts, slot_starts, s
     """The table and the flat arrays of the examples of a recording.
 
     Args:
-        starts: the first node of each example, and the number of nodes. outside_starts: likewise for inputs.
+        starts: the first node of each example, then the number of all nodes. outside_starts: likewise for inputs.
         leaves, leaf_starts: the leaves of each example's result, as references in its piece.
 
     Returns: the table, without structures; the flat arrays; the types each example uses, in order of first use, flat,
-    and where each example's begin; whether it uses values of another example.
+    and where those of each example begin; for each example, whether it uses values of another one.
     """
     n, num_types = len(starts) - 1, len(slot_starts) - 1
     rows = np.zeros((n, WIDTH), np.int64)
@@ -70,7 +70,7 @@ def cut(types, args, starts, outside_starts, leaves, leaf_starts, slot_starts, s
 
 @loop
 def uses_types(rows, flat, num_types):
-    """Which types the nodes of pieces have."""
+    """For each type, whether a node of these pieces has it."""
     uses = np.zeros(num_types, np.bool_)
     for e in range(len(rows)):
         for i in range(rows[e, FIRST], rows[e, FIRST] + rows[e, NODES]):
@@ -80,7 +80,7 @@ def uses_types(rows, flat, num_types):
 
 @loop
 def copy(rows, flat, is_ref, type_place, into, into_is_ref, at):
-    """Copy pieces to where `at` is in other flat arrays, with `type_place[t]` for type t; `rows` is changed to that.
+    """Copies pieces into other flat arrays, from `at` on, with `type_place[t]` for type t; changes `rows` to fit.
 
     Returns where the copies end.
     """
@@ -98,8 +98,8 @@ def copy(rows, flat, is_ref, type_place, into, into_is_ref, at):
 
 @loop
 def measure(rows, numbers):
-    """Of the pieces with these numbers: where the nodes and inputs of each begin, and all end; how many args they have;
-    the number of their structure, -1 when they have several."""
+    """Of the pieces with these numbers: where the nodes and the inputs of each begin, and those of all end; how many
+    args they have; the number of their structure, -1 when they have several."""
     n, structure, num_args = len(numbers), rows[numbers[0], STRUCTURE], 0
     starts, input_starts = np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64)
     for e in range(n):
@@ -114,26 +114,26 @@ def measure(rows, numbers):
 
 @inner_loop
 def shifted(ref, e, starts, input_starts, input_numbers):
-    """A reference of piece e, numbered through all pieces."""
+    """A reference inside piece e as a reference in the mini-batch."""
     return ref + starts[e] if ref >= 0 else -1 - input_numbers[input_starts[e] - 1 - ref]
 
 
 @loop
 def shift(refs, owners, starts, input_starts, input_numbers):
-    """References to values of the given pieces, numbered through all pieces, in place; see `join`."""
+    """Changes references inside the pieces `owners` to references in the mini-batch, in place; see `join`."""
     for k in range(len(refs)):
         refs[k] = shifted(refs[k], owners[k], starts, input_starts, input_numbers)
 
 
 @loop
 def join(rows, flat, is_ref, numbers, num_types, starts, input_starts, input_numbers, num_args, num_leaves):
-    """Pieces one after the other: nodes and inputs numbered through all of them, types in order of first use.
+    """Puts pieces one after the other: nodes and inputs are numbered through all of them, types in order of first use.
 
     Args:
         starts, input_starts, num_args: as `measure` returns them. input_numbers: the numbers of each piece's inputs
-            from outside, flat. num_leaves: how many leaves each piece has, or 0.
+            from outside in the mini-batch, flat. num_leaves: how many leaves each piece has; 0 if structures differ.
 
-    Returns: types and args of all nodes; of every leaf the references of all pieces; the types in their order.
+    Returns: types and args of all nodes; for every leaf the references of all pieces; the types in their new order.
     """
     n = len(numbers)
     types, args = np.empty(starts[n], np.int64), np.empty(num_args, np.int64)

@@ -1,7 +1,8 @@
-"""Pieces: what was recorded of one example, apart from its mini-batch; and banks of them, as flat arrays.
+"""Banks of *pieces* as flat arrays; a piece is what was recorded of one example, apart from its mini-batch.
 
-Thousands of pieces are used again in every epoch, each once, so none of them is in the processor's cache then. What is
-read of most pieces is therefore one row of a table and one range of an array, and no object of Python.
+In: pieces, from `example_recorder`. Out: pieces by number, for `joining`. Thousands of pieces are used again in every
+epoch, each once, so none of them is in the processor's cache then. For most pieces only one row of a table and one
+range of an array are therefore read, and no Python object.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
 from edbatch.torch_insides import pytree
 
-BYTES_OF_NUMBER = 9  # and whether it is a reference
+BYTES_OF_NUMBER = 9  # 8, and 1 that says whether it is a reference
 BYTES_OF_PIECE = 500  # besides its numbers: its row, its key and their place in a dictionary, other objects
 Marks = NDArray[np.int8]
 T = TypeVar("T")
@@ -29,7 +30,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, eq=False)
 class PieceType:
-    """A type of node in pieces of several recordings: its name is not made unique yet."""
+    """A type of nodes in pieces of any recordings; its name is made unique when pieces are joined."""
 
     node_type: NodeType
     context: Context
@@ -37,7 +38,10 @@ class PieceType:
 
 @dataclass(frozen=True, eq=False)
 class Structure:
-    """The structure of an example's result, the names of its leaves, and the specs of those that are one value."""
+    """The structure of an example's result, and of its leaves the names and specs (shape, dtype, device).
+
+    A leaf that is not one recorded value has no spec.
+    """
 
     tree: pytree.TreeSpec
     names: list[str]
@@ -45,10 +49,11 @@ class Structure:
 
 
 class Others(NamedTuple):
-    """What of a piece is no number.
+    """Those parts of a piece that are not numbers.
 
-    outside: the inputs from outside; a number means the tensor in this column, which is another in every call. leaves:
-    those leaves of the result that are not one recorded value: several rows, tensors and plain constants.
+    outside: the inputs from outside; an int stands for the tensor in this column, which is another one in every call.
+    leaves: the leaves of the result that are not one recorded value: lists of values, ragged values, tensors and
+    constants.
     """
 
     outside: tuple[Tensor | int, ...]
@@ -57,7 +62,7 @@ class Others(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of tensors; one that several pieces hold is counted for each."""
+        """The bytes of its tensors; a tensor that several pieces hold is counted for each of them."""
         return sum(item.nbytes for item in (*self.outside, *self.leaves) if isinstance(item, Tensor))
 
 
@@ -66,7 +71,7 @@ NO_OTHERS = Others((), (), ())
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """One example as recorded: as in a `Recording`, but with nodes and inputs from outside numbered from 0."""
+    """One piece in readable form: as a `Recording`, but with nodes and inputs from outside numbered from 0."""
 
     types: Ints
     args: Ints
@@ -96,9 +101,9 @@ class PieceBank:
     Threads may read pieces while another one appends some; they must not append at the same time.
 
     Attributes:
-        rows, flat, is_ref: see `loops`. last_used: when each piece was, for the owner to say. Only
-            the first `num_pieces` or `num_flat` of them are in use.
-        others: of those pieces that have such.
+        rows, flat, is_ref: see `loops`. Only the first `num_pieces` rows and the first `num_flat` numbers are in use.
+        last_used: when each piece was used last; the owner of the bank sets it.
+        others: by the number of a piece, for those that have any.
     """
 
     def __init__(self) -> None:
@@ -117,10 +122,10 @@ class PieceBank:
     def of(
         rows: Ints, flat: Ints, is_ref: Marks, types: Sequence[PieceType], structures: Sequence[Structure]
     ) -> PieceBank:
-        """A bank of one recording. Its types are those of the recording; others are for the caller to add.
+        """A bank of the pieces of one recording, with the types of that recording; `others` is for the caller to set.
 
         Args:
-            structures: of each piece.
+            structures: the structure of each piece's result.
         """
         from edbatch.replay.loops import STRUCTURE
 
@@ -147,7 +152,7 @@ class PieceBank:
         return self.num_flat * BYTES_OF_NUMBER + self.num_pieces * BYTES_OF_PIECE + self._bytes_of_others
 
     def append(self, bank: PieceBank, numbers: Ints) -> Ints:
-        """Copy pieces of another bank, whose numbers are given; returns their numbers here."""
+        """Copy the pieces with these numbers from another bank; returns their numbers here."""
         from edbatch.replay import loops
 
         rows = bank.rows[numbers]
@@ -173,7 +178,7 @@ class PieceBank:
         return np.arange(begin, end)
 
     def piece(self, number: int) -> Piece:
-        """A piece, for a closer look."""
+        """A piece in readable form."""
         from edbatch.replay.loops import ARGS, FIRST, NODES
 
         begin, middle, end = np.cumsum(self.rows[number, [FIRST, NODES, ARGS]]).tolist()
@@ -204,7 +209,7 @@ class PieceBank:
 
 
 def _with_room(array: NDArray[Any], used: int, size: int) -> NDArray[Any]:
-    """The array itself, or a larger copy of its used part: others may be reading it."""
+    """The array, or a larger copy of its used part: it is never resized, because other threads may be reading it."""
     if size <= len(array):
         return array
     larger = np.empty((max(size, 2 * len(array)), *array.shape[1:]), array.dtype)

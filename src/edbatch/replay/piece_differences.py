@@ -1,4 +1,8 @@
-"""In which way two recordings of one example differ, in words."""
+"""Says in words how two recordings of one example differ.
+
+In: two *pieces* (a piece is what was recorded of one example) with the same key. Out: the first difference, or None.
+Wrong keys are found by it: with `debug`, examples with known keys are recorded all the same, and compared.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ def _of_nodes(before: Piece, now: Piece) -> str | None:
 
 
 def _of_args(before: Piece, now: Piece) -> str | None:
-    """Of the nodes' data and operands; the nodes are of the same types."""
+    """A difference in the data or operands of nodes, which are of the same types."""
     if np.array_equal(before.args, now.args):
         return None
     at = 0

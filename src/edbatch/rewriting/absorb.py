@@ -1,18 +1,20 @@
-"""Sums and means absorbed by what reads them: the reader lists the terms as its own operand; the sum is no launch.
+"""Absorbs sums and means into the nodes that read them: a reader lists the terms itself; the sum is not launched.
 
-An operand read by Slot.ONE becomes one read by Slot.SUM (or MEAN) for the whole type; single values are lists of one
-term there. Rows are then summed where they would have been gathered anyway, and the gradient of the operand goes to
-all terms. A sum that somebody else needs too (a result, a stack, another sum) stays.
+In: a recording and its results. Out: the same computation by fewer launches. An operand that is read as one value
+(Slot.ONE) becomes a list of terms (Slot.SUM or MEAN), for all nodes of the type; what is no sum becomes a list of one
+term. The terms are summed while the operand is gathered, and its gradient goes to all terms. A sum that something else
+needs too (a result, a stack, another sum) stays.
 
-The rule. Absorbing a type of sums into all operands that can take it saves as many launches as the longest path loses
-sums. In return each reader reads all terms instead of one row, and single values are gathered that may have been
-views; what the sums that vanish would have read and written is saved. It is done when the launches are worth more than
-the rows, a launch being worth as many bytes as are summed in the time of one (`LAUNCH_BYTES`). Measured on one
-core of a busy machine: a launch of two sums takes 17 µs forward and 22 backward, beside what the runtime spends on it;
-4 MB of rows are summed at 20 GB/s when they are in the caches, and 13 MB more in a mini-batch of DAGs took 8 ms. So
-lattices, whose nodes are read 1.5 times, are absorbed (59 launches for 1,853 rows in a mini-batch of 32), and large
-mini-batches of random DAGs, whose states have four terms and are read four times, are not (56 launches for 102,032
-rows). A chain of sums, each read by a cell and by the next sum, saves no launch.
+When it is done. Absorbing a type of sums into all operands that can take it saves launches: as many as the path with
+most such sums loses. It costs rows: each reader reads all terms instead of one row, and single values are gathered that
+may have been views; but what the vanished sums would have read and written is saved. It is done when the launches are
+worth more than the rows. A launch counts as many bytes as can be summed in the time of a launch (`LAUNCH_BYTES`).
+
+Measured on one core of a busy machine: a launch of two sums takes 17 µs forward and 22 backward, besides what the
+runtime spends on it; 4 MB of rows are summed at 20 GB/s when they are in the caches, and 13 MB more in a mini-batch of
+DAGs took 8 ms. So lattices, whose nodes are read 1.5 times, are absorbed (59 launches for 1,853 rows in a mini-batch of
+32), and large mini-batches of random DAGs, whose states have four terms and are read four times, are not (56 launches
+for 102,032 rows). A chain of sums, each read by a cell and by the next sum, saves no launch.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ def absorb_sums(recording: Recording, results: Results) -> tuple[Recording, Resu
 
 
 def _kind(node_type: NodeType) -> Slot | None:
-    """How a consumer would read what nodes of a type compute; None when they are neither sums nor means of values."""
+    """The slot by which a reader would read the terms of such nodes; None when they are neither sums nor means."""
     if not isinstance(node_type.kernel, SegmentKernel):
         return None
     found = {("copy", (Slot.SUM,)): Slot.SUM, ("mean", (Slot.SUM, Slot.DATA)): Slot.MEAN}
@@ -54,7 +56,7 @@ def _kind(node_type: NodeType) -> Slot | None:
 
 
 def _takes(consumer: NodeType, k: int, total: NodeType) -> bool:
-    """Whether slot k of a type could read the terms of a type of sums itself."""
+    """Whether slot k of a type could read the terms of the sums of type `total` itself."""
     slot = consumer.slots[k]
     # A sum of sums is a sum of all terms; a mean of means is not their mean.
     is_single = slot == Slot.ONE or (slot == _kind(total) == Slot.SUM and _kind(consumer) is None)
@@ -67,7 +69,7 @@ def _takes(consumer: NodeType, k: int, total: NodeType) -> bool:
 
 
 def _takers(node_types: Sequence[NodeType], total: NodeType) -> NDArray[np.bool_]:
-    """For each slot of all types whether it could; NOBODY when none could."""
+    """For each slot of all types, whether it could read the terms of these sums itself; NOBODY when none could."""
     takes = np.array([_takes(t, k, total) for t in node_types for k in range(len(t.slots))], dtype=np.bool_)
     return takes if takes.any() else NOBODY
 
@@ -100,13 +102,13 @@ def _absorb(recording: Recording, total: NodeType, results: Results) -> tuple[Re
     if not stays.any():
         del changed[sum_type]
         types -= types > sum_type
-    number = np.concatenate(([0], np.cumsum(place >= 0)))  # of nodes left before each node
+    number = np.concatenate(([0], np.cumsum(place >= 0)))  # for each node, how many nodes are left before it
     starts = number[recording.starts]
     return replace(recording, types=types, args=args, node_types=tuple(changed), starts=starts), place
 
 
 def _reading(node_type: NodeType, kind: Slot, readers: list[bool]) -> NodeType:
-    """The type with some slots read as lists of terms."""
+    """The type, with the slots of `readers` read as lists of terms."""
     if not any(readers):
         return node_type
     pairs = zip(node_type.slots, readers, strict=True)

@@ -1,7 +1,8 @@
 """The loops that absorb sums into their readers (`absorb.py`), compiled by numba; imported at first use only.
 
-All go over the flat arrays of a recording (see `layout/layout.py`) and over one type of sums: nodes whose first slot
-lists their terms. `readers` says for each slot of each type whether it is to read the terms of such sums itself.
+In: the flat arrays of a recording (see `layout/layout.py`), and one type of sums: nodes whose first slot lists their
+terms. Out: what absorbing them would save, and the arrays without them. `readers` says for each slot of each type
+whether it is to read the terms of such sums itself.
 """
 
 import numpy as np
@@ -12,7 +13,7 @@ from edbatch.storage.loops import loop
 
 @loop
 def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results):
-    """Which of the slots that can take sums read one, where each node's args begin, and which sums stay."""
+    """Which of the slots that can take sums (`takes`) read one; where each node's args begin; and which sums stay."""
     n = len(types)
     readers, begin, stays = np.zeros(len(slot_kinds), np.bool_), np.empty(n, np.int64), np.zeros(n, np.bool_)
     for i in results:
@@ -34,12 +35,12 @@ def find_readers(types, args, slot_starts, slot_kinds, sum_type, takes, results)
 
 @loop
 def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays):
-    """The launches saved and the rows read in addition when readers read the terms themselves; the room for their args.
+    """What absorbing changes: launches that it saves, rows that it reads in addition, room that the new args need.
 
-    Launches: how many sums fewer there are on a path, on the path with most of them before and after.
+    Launches saved: the sums on the path with most of them before, minus those on the path with most of them after.
     """
     n = len(types)
-    # Sums on the richest path to each node: before; after, without the node itself; after.
+    # The most sums on a path to each node: before absorbing; after it without the node itself; after it.
     before, inside, after = np.empty(n, np.int64), np.empty(n, np.int64), np.empty(n, np.int64)
     most_before, most_after, rows, room, at = 0, 0, 0, len(args), 0
     for i in range(n):
@@ -73,7 +74,7 @@ def weigh(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays)
 def absorb(types, args, slot_starts, slot_kinds, sum_type, readers, begin, stays, room):
     """The types and args of the nodes that are left, and the new number of every node, -1 where it vanished.
 
-    room: at least as many numbers as the args will be.
+    room: from `weigh`; the new args may be fewer.
     """
     n = len(types)
     left, place, flat = np.empty(n, types.dtype), np.empty(n, np.int64), np.empty(room, np.int64)

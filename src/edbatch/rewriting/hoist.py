@@ -1,9 +1,9 @@
-"""Hoisting: every node of a recurrent cell whose cell can be parted becomes two, one of which need not wait.
+"""Hoisting: a node of a recurrent cell is split in two, and the part that does not wait for the recurrence runs ahead.
 
-In: a recording. Out: the same computation, in which what a cell computes from operands that are not
-recurrent (the input products of an LSTM) is a node of a type of its own, just before the node that remains: all of
-them are ready before the recurrence starts and run as one large batch. An operand is recurrent when its producer's
-type depends in turn on the type that reads it, in this mini-batch.
+In: a recording. Out: a recording of the same computation. What a cell computes from operands that are not recurrent
+(the input products of an LSTM) becomes a node of a type of its own, just before the node that remains. All these nodes
+are ready before the recurrence starts, and run as one large batch. An operand is recurrent when, in this mini-batch,
+the type that produces it depends in turn on the type that reads it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from edbatch.recording.types.type_set import NodeType
 if TYPE_CHECKING:
     from edbatch.cells.compiled import Hoisted, Part
 
-SLOTS = {Slot.ONE, Slot.SUM, Slot.MEAN, Slot.DATA}  # of cells whose nodes compute one row each
+SLOTS = {Slot.ONE, Slot.SUM, Slot.MEAN, Slot.DATA}  # with other slots a node may compute several rows
 
 
 def hoist(recording: Recording) -> tuple[Recording, Ints | None]:
-    """The recording with cells split where that pays, and the node that now has the results of each node; None when
-    nothing was done."""
+    """The recording with cells split where that pays; and for each old node the new one that has its results, or None
+    if nothing was split."""
     from edbatch.rewriting import hoist_loops
 
     table, types = recording.table, recording.node_types
@@ -50,7 +50,7 @@ def hoist(recording: Recording) -> tuple[Recording, Ints | None]:
 
 @dataclass(frozen=True)
 class _Parting:
-    """Which types are parted and how, for `split_nodes`."""
+    """Which types are split and how; the arrays are arguments of `split_nodes`."""
 
     parts: list[Hoisted | None]
     ahead: Ints

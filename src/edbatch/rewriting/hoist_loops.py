@@ -1,4 +1,8 @@
-"""The loops of `hoist.py`, compiled by numba; imported at first use only."""
+"""The loops of `hoist.py`, compiled by numba; imported at first use only.
+
+In: the flat arrays of a recording (see `layout/layout.py`). Out: which operands are recurrent, and the arrays after
+nodes were split in two, the node *ahead* and the *main* one.
+"""
 
 import numpy as np
 
@@ -8,7 +12,7 @@ from edbatch.storage.loops import inner_loop, loop
 
 @loop
 def recurrent_slots(types, args, slot_starts, slot_kinds):
-    """For every slot: is it read from a type that in turn reads, over however many others, from the slot's own type?"""
+    """For every slot, whether it reads from a type that reads from the slot's own type, directly or through others."""
     num_types = len(slot_starts) - 1
     reads = np.zeros((len(slot_kinds), num_types), np.bool_)  # slot, type of a producer
     at = 0
@@ -37,7 +41,7 @@ def recurrent_slots(types, args, slot_starts, slot_kinds):
 def components(inputs):
     """The strongly connected component of each vertex, by Kosaraju: `inputs[a, b]` says that a reads from b."""
     n = len(inputs)
-    order, num_left = np.empty(n, np.int64), 0  # vertices in the order in which a walk along inputs leaves them
+    order, num_left = np.empty(n, np.int64), 0  # vertices in the order in which a depth-first walk leaves them
     component = np.full(n, -1, np.int64)
     stack, following = np.empty(n, np.int64), np.zeros(n, np.int64)
     for root in range(n):
@@ -69,13 +73,14 @@ def components(inputs):
 
 @loop
 def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, in_ahead, in_main, num_results):
-    """Every node of a type with an ahead type as two nodes, the one ahead first, unless an equal one is there already;
-    all types and references as they are numbered then.
+    """Splits nodes whose type has an ahead type in two: the node ahead, unless an equal one exists, and the main node.
+
+    All types and references are renumbered.
 
     Args:
-        ahead_types, main_types: for every type the ones that take its place; -1 when it stays whole.
-        in_ahead, in_main: for every slot, which of the two reads it. num_results: how many results of the node ahead
-        the other one reads, after its own slots.
+        ahead_types, main_types: for every type the two that take its place; the first is -1 if it is not split.
+        in_ahead, in_main: for every slot, which of the two reads it.
+        num_results: how many results of the node ahead the main node reads, after its own slots.
 
     Returns:
         The types and args of all nodes, and for every old node the new one that has its results.
@@ -125,7 +130,10 @@ def split_nodes(types, args, slot_starts, slot_kinds, ahead_types, main_types, i
 
 @inner_loop
 def find(known, types, args, wanted, begin, end):
-    """The place in a hash table of a node of a type with the args from `begin` to `end`: empty if there is none."""
+    """Where in the hash table `known` a node is: of type `wanted`, with the args from `begin` to `end`.
+
+    The place is empty if there is no such node.
+    """
     code = wanted
     for k in range(begin, end):
         code = (code * 1000003) ^ args[k] ^ (args[k] >> 32)
@@ -134,7 +142,7 @@ def find(known, types, args, wanted, begin, end):
         if types[known[place, 0]] == wanted:
             is_same, other = True, known[place, 1]
             for k in range(end - begin):
-                is_same &= args[other + k] == args[begin + k]  # nodes of a type whose first args agree have as many
+                is_same &= args[other + k] == args[begin + k]  # no length is compared: lists begin with theirs
             if is_same:
                 break
         place = (place + 1) & (len(known) - 1)

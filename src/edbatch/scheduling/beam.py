@@ -1,15 +1,17 @@
-"""Bound greedy with look-ahead: a beam of the best partial schedules, kept over their frontiers, in numba.
+"""Bound greedy with a beam: the best few partial schedules are extended side by side, instead of one (numba).
 
 In: a graph's arrays, its consumers and heights from `frontier`. Out: the batch of each node and the type of each batch.
 
-All schedules in the beam have launched equally many batches; each lies in a slot. What a slot needs of the graph is
-shared where the slots agree, so that a step costs what it launches and not what there is:
+All schedules in the beam have launched the same number of batches. Each has a *slot*: its index in the arrays here.
+Slots share what they have in common, so that the cost of a step depends on what it launches and not on the size of the
+graph:
 
-* ready nodes are linked lists of cells that are never changed; a copied slot shares them;
-* `missing[i]`, the inputs node i waits for, has an entry per slot. Only nodes of `contested` may differ between slots,
-  and only theirs are copied.
+* ready nodes are linked lists, whose elements (`cells`) never change; a copied slot shares them;
+* `missing[i]`, the number of inputs that node i waits for, has an entry per slot. Slots may disagree only about the
+  nodes in `contested`, and only those entries are copied.
 
-Slots that have launched the same nodes are one: sets of nodes are compared by the sum of random numbers, one per node.
+Slots that have launched the same nodes are merged: every node has a random number, and sets of nodes are compared by
+the sums of these numbers.
 """
 
 from __future__ import annotations
@@ -26,21 +28,21 @@ _NOTHING = -1
 
 
 class Slots(NamedTuple):
-    """A row per slot. The ready nodes of type t are the cells from `first[slot, t]` on."""
+    """One row per slot. The ready nodes of type t are the linked list that begins at `first[slot, t]`."""
 
     first: Ints
     size: Ints  # ready nodes per type
     top: Ints  # top[slot, a, s]: the largest height_a of the ready nodes of type s
     ready_key: Ints  # per type, the sum of the keys of its ready nodes
     done_key: Ints  # the sum of the keys of the launched nodes
-    bound: Ints  # the lower bound of what remains
+    bound: Ints  # the lower bound of the remaining nodes
     waiting: Ints  # how many nodes remain
     last: Ints  # the last launch, an index into the log
 
 
 @inner_loop
 def add_ready(slots: Slots, slot: int, node: int, t: int, height: Ints, cells: Ints, num_cells: int) -> int:
-    """A node of type t is ready in this slot; returns the number of cells."""
+    """Note that a node of type t is ready in this slot; returns the new number of list elements."""
     cells[num_cells, 0] = node
     cells[num_cells, 1] = slots.first[slot, t]
     slots.first[slot, t] = num_cells
@@ -55,8 +57,8 @@ def add_ready(slots: Slots, slot: int, node: int, t: int, height: Ints, cells: I
 def best_moves(slots: Slots, live: Ints, num_live: int, moves: Ints, keys: Ints) -> int:
     """Fills `moves` with rows (bound after, nodes waiting after, slot, type), best first, and returns how many.
 
-    Ties go to the slot that was better before, then to the smaller type. Of moves with one outcome the one stays that
-    launches the fewest nodes.
+    Ties go to the slot that was better before, then to the smaller type. Of moves after which the same nodes are
+    launched only one is kept: that with the smallest batch.
     """
     width, num_types = slots.size.shape
     found = 0
@@ -106,7 +108,7 @@ def copy_slot(slots: Slots, source: int, target: int) -> None:
 
 @inner_loop
 def spread(slots: Slots, moves: Ints, num_moves: int, missing: Ints, contested: Ints) -> None:
-    """A slot of its own for every move: the first keeps its slot, the others get copies in slots that nobody needs."""
+    """Give every move a slot of its own: one of the moves from a slot keeps it, the others get copies of it."""
     users = np.zeros(len(slots.bound), np.int64)
     for k in range(num_moves):
         users[moves[k, 2]] += 1
@@ -126,7 +128,7 @@ def spread(slots: Slots, moves: Ints, num_moves: int, missing: Ints, contested: 
 
 @inner_loop
 def grown(rows: Ints, used: int, needed: int) -> Ints:
-    """The same rows, with room for more of them if they need it."""
+    """The array, or a larger copy of its used rows if `needed` rows do not fit."""
     if needed <= len(rows):
         return rows
     larger = np.empty((max(needed, 2 * len(rows)), rows.shape[1]), np.int32)
@@ -138,7 +140,7 @@ def grown(rows: Ints, used: int, needed: int) -> Ints:
 
 @inner_loop
 def settle(missing: Ints, live: Ints, num_live: int, contested: Ints, is_contested: Ints) -> int:
-    """Drops the contested nodes for which all live slots agree, tells the other slots, and returns how many stay."""
+    """Drops the contested nodes about which all live slots agree and tells the other slots; returns how many stay."""
     kept = 0
     for node in contested:
         agreed = missing[node, live[0]]
@@ -211,7 +213,7 @@ def run_beam(types: Ints, offsets: Ints, starts: Ints, consumers: Ints, height: 
             num_contested = settle(missing, live, num_live, contested[:num_contested], is_contested)
             limit = 2 * num_contested + width
         batches += 1
-        for rank in range(1, num_live):  # whoever is done is best: all have launched equally many batches
+        for rank in range(1, num_live):  # a finished schedule is best: all have launched equally many batches
             if slots.waiting[live[rank]] == 0:
                 live[0] = live[rank]
     batch_of, batch_types = np.empty(n, np.int32), np.empty(batches, np.int32)

@@ -1,12 +1,13 @@
-"""A shortest schedule of a small graph: for cells' bodies, for short structures that recur, and as the oracle of tests.
+"""Finds a schedule with the fewest batches, for small graphs: for the ops inside a cell, and to judge other policies.
 
-In: a graph. Out: the batches of a shortest schedule. A* over the sets of launched nodes, held as the bits of ints:
+In: a graph. Out: the batches. It is an A* search over sets of launched nodes, which are held as the bits of ints:
 
-* launching all ready nodes of a type is never worse than launching some, so a move is a type;
-* the estimate is the lower bound of what remains. A launch lowers it by one or not at all (see `frontier`), so
-  length + estimate grows by 0 or 1 a move, and a deque served at both ends replaces the heap;
-* if every waiting node of a type without a waiting ancestor of that type is ready (ratio 1), some shortest schedule
-  starts with that type, so it is the only move.
+* launching all ready nodes of a type is never worse than launching some of them, so a move is a type;
+* the estimate of what is still to come is the lower bound of the remaining nodes. A launch lowers it by one or not at
+  all (see `frontier.run_bound_greedy`), so length + estimate grows by 0 or 1 per move, and a deque that is filled at
+  both ends replaces the heap;
+* if all free nodes of a type are ready (see `policies.RatioGreedy`), some shortest schedule starts with that type, so
+  it is the only move.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ Path = tuple[int, int, "Path"] | None  # (type, launched nodes, path before), sh
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """Which nodes are done and ready, as bits, and how this came about."""
+    """Which nodes are launched and which are ready, as bits, and the launches that led there."""
 
     done: int
     ready: int
@@ -75,7 +76,7 @@ def shortest(graph: Graph, max_states: int) -> list[tuple[int, list[int]]]:
 
 
 class _Search:
-    """A graph as bit sets, and what can be done in a state."""
+    """A graph as bit sets, and the moves from a state."""
 
     def __init__(self, graph: Graph) -> None:
         n, types, offsets, inputs = graph.num_nodes, graph.types.tolist(), graph.offsets.tolist(), graph.inputs.tolist()
@@ -94,7 +95,7 @@ class _Search:
                 self.height[p] = [max(pair) for pair in zip(self.height[p], self.height[i], strict=True)]
 
     def moves(self, state: State) -> list[tuple[bool, int, int]]:
-        """(lowers the bound, nodes launched, -type) of each move worth trying: a forced one alone, if there is one."""
+        """Every move worth trying, as (lowers the bound, nodes launched, -type); only one if it is known to be best."""
         found = []
         for t, of_type in enumerate(self.of_type):
             batch = state.ready & of_type

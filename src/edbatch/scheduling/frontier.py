@@ -1,10 +1,13 @@
-"""Launching a graph type by type: the simulation that policies share, and the policies' loops over it, in numba.
+"""The loops of the policies, and the simulation of launches that they share, compiled by numba.
 
-In: a graph's flat arrays. Out: (order, starts, batch_types) of a schedule. Compiled once, then loaded from the
-cache folder; import this module inside functions only, since numba takes 0.3 s to import.
+In: a graph's flat arrays. Out: a schedule as (order, starts, batch_types). The *frontier* is the state of the
+simulation: which nodes have been launched, which are ready because all their inputs have been, and which wait.
 
-A policy is one loop: `open_frontier`, then until nothing waits choose a type with `head[t] < tail[t]` and `launch` it,
-then `close`. Nodes that became ready since the last look are the new part of `queue[head[t]:tail[t]]` of each type.
+A policy is one loop: `open_frontier`; then, while nodes wait, choose a type that has ready nodes (`head[t] < tail[t]`)
+and `launch` it; at last `close`. A launch appends newly ready nodes to their type's part of `queue`, so a policy that
+remembers `tail[t]` finds the new ones behind it.
+
+Compiled code is kept in the cache folder. Import this module inside functions only: numba takes 0.3 s to import.
 """
 
 from __future__ import annotations
@@ -22,12 +25,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 class Frontier(NamedTuple):
-    """What is done, what is ready and what waits. Ready nodes of type t are `queue[head[t]:tail[t]]`, in no order."""
+    """Which nodes are launched, ready or waiting. Ready nodes of type t are `queue[head[t]:tail[t]]`, in any order."""
 
     types: Ints
-    starts: Ints  # consumers of node p: consumers[starts[p]:starts[p + 1]], once per edge
+    starts: Ints  # the consumers of node p are consumers[starts[p]:starts[p + 1]], one entry per edge
     consumers: Ints
-    missing: Ints  # per node, inputs that have not been launched
+    missing: Ints  # per node, how many of its inputs have not been launched
     queue: Ints
     head: Ints
     tail: Ints
@@ -56,7 +59,7 @@ def consumers(offsets: Ints, inputs: Ints) -> tuple[Ints, Ints]:
 
 @loop
 def depths(offsets: Ints, inputs: Ints) -> Ints:
-    """Per node, the edges on the longest path from a source."""
+    """Per node, the number of edges on the longest path from a source."""
     n = len(offsets) - 1
     depth = np.zeros(n, np.int32)
     for i in range(n):
@@ -67,9 +70,9 @@ def depths(offsets: Ints, inputs: Ints) -> Ints:
 
 @inner_loop
 def heights_and_lengths(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
-    """`[i, a]`: the nodes of type a on the path from node i to a sink that has most of them, i included.
+    """`[i, a]`: the largest number of nodes of type a on a path from node i to a sink, i included.
 
-    In the last column, one more than there are types: the same of nodes of any type.
+    The last column counts nodes of any type: the length of the longest path.
     """
     n = len(types)
     height = np.zeros((n, num_types + 1), np.int32)
@@ -85,13 +88,13 @@ def heights_and_lengths(types: Ints, offsets: Ints, inputs: Ints, num_types: int
 
 @loop
 def heights(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Ints:
-    """`heights[i, a]`: the nodes of type a on the path from node i to a sink that has most of them, i included."""
+    """`heights[i, a]`: the largest number of nodes of type a on a path from node i to a sink, i included."""
     return heights_and_lengths(types, offsets, inputs, num_types)[:, :num_types].copy()
 
 
 @inner_loop
 def mixed(number: int) -> int:
-    """A random-looking 64-bit number for a number: the finalizer of splitmix64."""
+    """A 64-bit hash of a number: the finalizer of splitmix64."""
     z = np.uint64(number) + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
@@ -100,7 +103,7 @@ def mixed(number: int) -> int:
 
 @inner_loop
 def open_frontier(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Frontier:
-    """Nothing is launched; the sources are ready."""
+    """The frontier before the first launch: nodes without inputs are ready."""
     n = len(types)
     starts, found = consumers(offsets, inputs)
     head = np.zeros(num_types, np.int64)
@@ -125,7 +128,7 @@ def open_frontier(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> F
 
 @inner_loop
 def launch(f: Frontier, t: int, batch: int) -> int:
-    """Run all ready nodes of type t as this batch, move on what becomes ready, and return how many ran."""
+    """Launch all ready nodes of type t as this batch, queue those that become ready, and return how many ran."""
     first, last = f.head[t], f.tail[t]
     f.head[t] = last
     f.batch_types[batch] = t
@@ -157,7 +160,7 @@ def close(f: Frontier, num_batches: int) -> Batches:
 
 @loop
 def run_agenda(types: Ints, offsets: Ints, inputs: Ints, num_types: int, remaining: bool) -> Batches:
-    """Launch the ready type of the smallest mean depth, over all of its nodes or over those that remain."""
+    """Launch the ready type with the smallest mean depth, over all of its nodes or over those that remain."""
     f = open_frontier(types, offsets, inputs, num_types)
     depth = depths(offsets, inputs)
     total = np.zeros(num_types, np.int64)
@@ -182,7 +185,7 @@ def run_agenda(types: Ints, offsets: Ints, inputs: Ints, num_types: int, remaini
 
 @inner_loop
 def lowers(top: Ints, t: int) -> bool:
-    """Whether launching t lowers the bound; `top[a, s]` is the largest height_a of the ready nodes of type s."""
+    """Whether launching t lowers the bound; `top[a, s]`: the largest `heights[i, a]` of the ready nodes i of type s."""
     for s in range(top.shape[1]):  # noqa: SIM110, numba knows no generator expressions
         if s != t and top[t, s] >= top[t, t]:
             return False
@@ -199,7 +202,7 @@ def largest(numbers: Ints) -> int:
 
 @inner_loop
 def bound_of(top: Ints) -> int:
-    """The lower bound of what remains."""
+    """The lower bound of the remaining nodes; `top` is as in `lowers`."""
     total = 0
     for a in range(len(top)):
         total += largest(top[a])
@@ -208,12 +211,13 @@ def bound_of(top: Ints) -> int:
 
 @loop
 def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
-    """Launch the type after which the lower bound of what remains is smallest, then the one with most ready nodes.
+    """Launch the type that leaves the smallest lower bound for what remains; among equals, that with most ready nodes.
 
-    The bound is the sum over types a of the largest height_a of a ready node. Launching t leaves the terms of the other
-    types alone: what a launched node leads to is led to by a newly ready node or by one that stays. It lowers term t by
-    one exactly if no ready node of another type is as high in t, for the nodes it makes ready are lower. So a candidate
-    is scored by its own column of `top` alone.
+    Call `heights[i, a]` the height_a of node i. The lower bound is the sum over all types a of the largest height_a of
+    a ready node. Launching type t does not change the terms of other types: whatever comes after a launched node also
+    comes after a newly ready node, or after a ready node that was not launched. Launching t lowers term t by one if no
+    ready node of another type has an equal or larger height_t, because newly ready nodes have a smaller one; else term
+    t stays, too. So one row of `top` is enough to judge a type.
     """
     f = open_frontier(types, offsets, inputs, num_types)
     height = heights_and_lengths(types, offsets, inputs, num_types)
@@ -242,7 +246,7 @@ def run_bound_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
 
 @loop
 def run_ratio_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> Batches:
-    """Launch the type whose ready nodes are the largest part of its waiting nodes with no waiting node of it above."""
+    """Launch the type with the largest ratio of ready nodes to free nodes; see `policies.RatioGreedy`."""
     f = open_frontier(types, offsets, inputs, num_types)
     blocks, free = block(types, offsets, inputs, num_types)
     stack = np.empty(len(types), np.int32)
@@ -261,9 +265,9 @@ def run_ratio_greedy(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -
 
 @inner_loop
 def block(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> tuple[Ints, Ints]:
-    """`blocks[i, a]`: the inputs of node i that are waiting type-a nodes or have one above them.
+    """`blocks[i, a]`: how many inputs of node i are waiting nodes of type a or depend on one.
 
-    `free[a]`: the waiting type-a nodes that none blocks.
+    `free[a]`: how many waiting nodes of type a depend on no other one.
     """
     n = len(types)
     blocks = np.zeros((n, num_types), np.int32)
@@ -282,7 +286,7 @@ def block(types: Ints, offsets: Ints, inputs: Ints, num_types: int) -> tuple[Int
 
 @inner_loop
 def unblock(f: Frontier, a: int, blocks: Ints, stack: Ints) -> int:
-    """The ready type-a nodes no longer block what follows from type a; how many type-a nodes that frees.
+    """The ready nodes of type a are about to be launched: take them out of `blocks`; returns how many nodes that frees.
 
     Each edge is crossed at most once per type over a whole run.
     """

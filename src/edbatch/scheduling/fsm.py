@@ -1,7 +1,7 @@
-"""A finite state machine that decides what to launch next: the policy that was learned.
+"""A learned policy: a finite state machine that decides which type to launch next.
 
-In: states and what to launch in each, from `learning` or from a file. Out: schedules. What a state is and how launching
-works is told in `machine`.
+In: states and the type to launch in each, from `learning` or from a file. Out: schedules of graphs. A state is what the
+machine sees of the ready types; `machine` explains states and how the machine runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edbatch.scheduling.machine import Table
 
 ENCODINGS = ("base", "max", "sort", "signs")
-MARKS = 4  # a symbol is MARKS * type + mark
+MARKS = 4  # a state is a list of symbols; a symbol stands for a type and its mark: MARKS * type + mark
 MARK_NAMES = {
     "base": ("",),
     "max": ("", "most"),
@@ -34,7 +34,7 @@ MARK_NAMES = {
 
 
 class State(NamedTuple):
-    """What a machine does in a state: for people."""
+    """One state in readable form: the types it sees, what the machine launches there, how often that was learned."""
 
     ready: tuple[tuple[Hashable, str], ...]  # types and their marks
     launch: Hashable
@@ -45,7 +45,7 @@ class State(NamedTuple):
 class Fsm:
     """State `i` is `symbols[starts[i]:starts[i + 1]]`; in it the machine launches `types[actions[i]]`.
 
-    In states that it does not know, a rule decides, in which crowds count as much as `crowd` says.
+    In states that it has not learned a fixed rule decides, of which `crowd` is a parameter (see `machine`).
 
     >>> from edbatch.scheduling.learning import learn_policy
     >>> graph = Graph.from_lists(["leaf", "leaf", "node", "leaf", "node"], [[], [], [0, 1], [], [2, 3]])
@@ -80,7 +80,7 @@ class Fsm:
         return self.play(graph)[0]
 
     def play(self, graph: Graph) -> tuple[Schedule, int]:
-        """The machine's schedule, and the graph's lower bound, which the machine finds on the way."""
+        """The machine's schedule and the graph's lower bound, which is a by-product."""
         from edbatch.scheduling import machine
 
         is_same = graph.type_names == self.types  # as in most mini-batches: ids need not be translated
@@ -100,11 +100,11 @@ class Fsm:
         return [name for name in graph.type_names if name not in self._id_of]
 
     def with_types(self, types: Iterable[Hashable]) -> Fsm:
-        """The same machine for more types; what it does where they are ready is left to the rule."""
+        """The same machine for more types; states that contain new types are left to the rule."""
         return replace(self, types=(*self.types, *(name for name in types if name not in self._id_of)))
 
     def joined(self, other: Fsm) -> Fsm:
-        """This machine with the types and, if it has the same encoding, the states of another that it does not have."""
+        """This machine with the types of another one added and, if both have the same encoding, the states."""
         joined = self.with_types(other.types)
         if other.encoding != self.encoding:
             return joined
@@ -162,7 +162,7 @@ class Fsm:
         return table
 
     def _ids_in(self, graph: Graph) -> Ints:
-        """The machine's type ids of the graph's types."""
+        """For each type of the graph its id in this machine."""
         unknown = self.unknown_types(graph)
         if unknown:
             shown = ", ".join(map(repr, unknown[:3])) + (f" and {len(unknown) - 3} more" if len(unknown) > 3 else "")

@@ -1,8 +1,9 @@
-"""The graph of a mini-batch: typed nodes and who feeds whom, as flat arrays.
+"""The graph of a mini-batch: nodes with types, and the edges between them, as flat arrays.
 
-In: what recording saw, as arrays, or plain lists by hand. Out: a `Graph`, the value every policy, layout and plan
-starts from. Node ids follow recording order, so every input of a node has a smaller id than the node: the graph is
-acyclic by construction and every pass over it is one loop.
+In: the arrays of a recording, or plain lists written by hand. Out: a `Graph`, from which schedules and layouts are
+made. A node is one recorded call; nodes of one type can run together as one batch. Node ids follow the order of
+recording, so every input of a node has a smaller id than the node: the graph is acyclic, and every pass over it is one
+loop.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _SHOWN_TYPES = 8
 class Graph:
     """Node `i` has type `type_names[types[i]]` and inputs `inputs[offsets[i]:offsets[i + 1]]`, all smaller than `i`.
 
-    Construction only converts dtypes. `schedule` and `learn_policy` call `check`; policies by themselves do not.
+    The constructor converts dtypes and checks nothing. `schedule` and `learn_policy` call `check`; the `run` of a
+    policy does not.
 
     >>> Graph.from_lists(["leaf", "leaf", "node", "out"], [[], [], [0, 1], [2]])
     Graph(4 nodes, 3 edges: leaf×2, node×1, out×1)
@@ -46,7 +48,7 @@ class Graph:
 
     @staticmethod
     def from_lists(types: Iterable[Hashable], inputs: Iterable[Sequence[int]]) -> Graph:
-        """A graph from plain lists: `types[i]` is any hashable, `inputs[i]` the producers of node `i`, all before `i`.
+        """A graph from plain lists: `types[i]` is any hashable, `inputs[i]` the ids of the nodes that node `i` reads.
 
         >>> Graph.from_lists("aab", [[], [0], [1, 1]]).lower_bound()
         3
@@ -82,7 +84,9 @@ class Graph:
         return len(self.type_names)
 
     def lower_bound(self) -> int:
-        """No schedule has fewer batches: the sum over types of the most nodes of that type on one path.
+        """No schedule has fewer batches than this: the sum over types of the most nodes of that type on one path.
+
+        Nodes on one path can only run one after the other.
 
         >>> Graph.from_lists("abab", [[], [0], [1], [2]]).lower_bound()
         4
@@ -104,7 +108,7 @@ class Graph:
         return frontier.depths(self.offsets, self.inputs)
 
     def reversed(self) -> Graph:
-        """Every edge turned round; node `i` becomes `num_nodes - 1 - i`, type ids stay.
+        """The graph with every edge reversed; node `i` becomes `num_nodes - 1 - i`, type ids stay.
 
         >>> Graph.from_lists("ab", [[], [0]]).reversed().types
         array([1, 0], dtype=int32)
@@ -116,7 +120,7 @@ class Graph:
         return Graph(self.types[::-1], (last - consumers)[::-1], (len(consumers) - starts)[::-1], self.type_names)
 
     def check(self) -> None:
-        """Raise a GraphError that names the first node at fault, if there is one.
+        """Raise a GraphError if the arrays are inconsistent; it names the first node at fault.
 
         >>> Graph(np.array([0]), np.array([0]), np.array([0, 1]), ("a",)).check()
         Traceback (most recent call last):

@@ -1,7 +1,7 @@
-"""Q-learning of a machine: play over training graphs, remember what launching was worth, keep the best table.
+"""Learns a finite state machine by Q-learning: runs over graphs, learns what each launch is worth, and keeps the best.
 
-In: graphs. Out: an `Fsm`. The same graphs and seed give the same machine in any process: random numbers come from a
-counter, and budgets are episodes, never seconds.
+In: graphs. Out: an `Fsm`, which is a policy. The same graphs and seed give the same machine in any process: random
+numbers come from a counter, and budgets are episodes, never seconds.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ def learn_policy(
     graphs: Sequence[Graph], encoding: str = "signs", seed: int = 0, *, held_out: Sequence[Graph] = (),
     settings: QLearning | None = None, progress: Callable[[Evaluation], object] | None = None,
 ) -> Fsm:  # fmt: skip
-    """Learn a machine from graphs; of the machines on the way the one with the fewest batches stays.
+    """Learn a finite state machine from graphs; of all machines met on the way, the one with the fewest batches wins.
 
-    If none with signs is as good as the rule by itself, the machine has no states.
+    With the encoding "signs", it has no states if none was as good as the fixed rule by itself (see `machine`).
 
     >>> chains = Graph.from_lists("abab", [[], [], [1], [2]])
     >>> learn_policy([chains], encoding="sort").run(chains).num_batches
@@ -35,15 +35,15 @@ def learn_policy(
 
     Args:
         graphs: mini-batches to learn from, in turns.
-        encoding: what the machine sees of the frontier: "signs" (the best one), or the paper's "base", "max", "sort".
+        encoding: what the machine sees of the ready types: "signs" (the best), or the paper's "base", "max", "sort".
         seed: of the exploration.
-        held_out: mini-batches that are not learned from; if given, the machine that is best on them stays.
+        held_out: mini-batches that are not learned from; if given, the machine that is best on them is returned.
         settings: how to learn.
         progress: called after each evaluation.
 
     Raises:
         PolicyError: there is nothing to learn from, or no such encoding.
-        GraphError: the arrays of a graph are no graph.
+        GraphError: the arrays of a graph are inconsistent (see `Graph.check`).
     """
     settings = settings or QLearning()
     if isinstance(graphs, Graph) or isinstance(held_out, Graph):
@@ -108,7 +108,7 @@ class _Lesson:
         self.crowd = settings.crowds[0]
 
     def choose_rule(self) -> Evaluation:
-        """Settle on the rule that is best by itself, and say how good it is."""
+        """Choose the value of `crowd` with which the rule by itself is best, and return how good it is."""
         judged = []
         for crowd in self.settings.crowds:
             self.crowd = crowd
@@ -118,20 +118,20 @@ class _Lesson:
         return judged[best]
 
     def cost(self, evaluation: Evaluation) -> tuple[int, int]:
-        """What is to be small: batches on the held-out graphs, if there are any, then on those of the lesson."""
+        """What is minimised: batches on the held-out graphs, if there are any; among equals, on the training graphs."""
         return evaluation.held_out_batches, evaluation.batches
 
     def play(self, number: int, explore: float) -> None:
-        """An episode that is learned from."""
+        """One episode: schedule a graph and learn from it."""
         self._play(self.graphs[number], explore, self.settings.learning_rate)
 
     def evaluate(self, episode: int) -> Evaluation:
-        """The table as it is, without exploring."""
+        """How good the present table is, without exploring or learning."""
         batches, held_out = (sum(self._play(g, 0.0, 0.0) for g in group) for group in (self.graphs, self.held_out))
         return Evaluation(episode, batches, held_out, int(self.table.size[0]))
 
     def machine(self) -> tuple[Ints, Ints, Ints, Ints]:
-        """The table as it is, as symbols, starts, actions and visits of a machine."""
+        """The present table as the fields symbols, starts, actions and visits of an `Fsm`."""
         size = int(self.table.size[0])
         lengths, counts = self.table.lengths[:size], self.table.counts[:size]
         symbols = self.table.symbols[:size][np.arange(len(self.types)) < lengths[:, None]]

@@ -1,4 +1,7 @@
-"""How a machine is learned, and the record of how it was: values that are kept in the machine's file."""
+"""The settings of learning, and the record of how a machine was learned.
+
+These are plain values, saved in the file of the machine (the finite state machine of `fsm`).
+"""
 
 from __future__ import annotations
 
@@ -11,20 +14,20 @@ from edbatch.errors import PolicyError
 
 @dataclass(frozen=True)
 class QLearning:
-    """How to learn. The defaults are the paper's, but for `stop` (1.01 there) and the last three, which are ours."""
+    """Settings. Defaults are the ED-Batch paper's, except `stop` (1.01 there) and the last three, which are ours."""
 
-    alpha: float = 1.0  # reward of a launch: -1 + alpha * ready nodes of the type / those that could be
+    alpha: float = 1.0  # reward of a launch: -1 + alpha * ready nodes / free nodes of the type (see `RatioGreedy`)
     learning_rate: float = 0.4
     discount: float = 1.0
-    steps: int = 10  # rewards in a return
+    steps: int = 10  # how many rewards are added up to judge a launch
     explore: float = 0.5  # how often a random type is tried in the first episode
     explore_decay: float = 0.9  # per episode
     explore_floor: float = 0.05
     episodes: int = 1000
     evaluate_every: int = 50
-    stop: float = 1.0  # at so many times the lower bound
-    crowds: tuple[float, ...] = (0.0, 0.5, 1.0)  # rules to choose from; see `machine`
-    demonstrate: bool = True  # signs: the rule plays every graph once, and stays if nothing better is learned
+    stop: float = 1.0  # learning ends when there are at most so many times the lower bound of batches
+    crowds: tuple[float, ...] = (0.0, 0.5, 1.0)  # values of `crowd`, from which the best is chosen; see `machine`
+    demonstrate: bool = True  # for signs: the rule plays every graph once, and is kept if nothing as good is learned
     max_states: int = 4096
 
     def __post_init__(self) -> None:
@@ -44,7 +47,7 @@ class QLearning:
 
 
 class Evaluation(NamedTuple):
-    """How good a machine was while it was learned: batches, over all graphs."""
+    """How good a machine was at one point of learning: its batches, summed over all graphs."""
 
     episode: int
     batches: int
@@ -54,7 +57,7 @@ class Evaluation(NamedTuple):
 
 @dataclass(frozen=True)
 class Training:
-    """How a machine came about."""
+    """How a machine was learned."""
 
     seed: int = 0
     settings: QLearning = QLearning()
@@ -63,5 +66,5 @@ class Training:
     lower_bound: int = 0
     held_out_lower_bound: int = 0
     episodes: int = 0
-    chosen: int = 0  # the machine is that of this evaluation
-    curve: tuple[Evaluation, ...] = ()  # the first one is of the rule alone
+    chosen: int = 0  # which entry of `curve` is the machine that was returned
+    curve: tuple[Evaluation, ...] = ()  # the first entry is of the rule without a table

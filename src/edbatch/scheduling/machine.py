@@ -1,18 +1,19 @@
-"""The finite state machine at work: what a frontier looks like, and launching by a table, in numba.
+"""Runs the finite state machine of `fsm` over a graph, and learns its table of what each launch is worth (numba).
 
-In: a graph's arrays, a table and how to explore and learn. Out: a schedule; and, when learning, a better table.
+In: a graph's arrays, a table, and how to explore and learn. Out: a schedule; learning changes the table in place.
 
-A *state* is what an encoding sees of the frontier: a sequence of symbols, each a ready type with a mark.
+A *state* is what the machine sees of the frontier (the nodes that are ready): a list of symbols, each a ready type with
+a mark. The *encoding* says which types are listed and how they are marked:
 
-* base: the ready types. max: the same, the type with most ready nodes marked. sort: the ready types, most ready nodes
-  first. These are the paper's.
-* signs: only the types that something speaks for, marked by what it is: launching the type LOWERS the lower bound of
-  what remains, or the type has the ready node with the LONGEST way to go.
+* base: all ready types, without marks. max: the same, with the type that has most ready nodes marked. sort: all ready
+  types, those with most ready nodes first. These three are from the ED-Batch paper.
+* signs: only types that there is a reason to launch, marked with the reason. LOWERS: launching the type lowers the
+  lower bound of the remaining nodes. LONGEST: the longest path of the remaining graph begins at one of its ready nodes.
 
-A table knows for each state what each type launched there was worth. In a state that it does not know, the *rule*
-decides. It adds up what speaks for a type: 1 if launching it lowers the bound; its longest way to go against the
-longest of all; and `crowd` times the logarithm of the ways to go of all its ready nodes together. With `crowd` 0 the
-first two decide, which is best for few types; large graphs of many types want more.
+In a state that is not in the table, the *rule* decides. It launches the type with the largest sum of three terms: 1 if
+launching the type lowers the bound; the longest path from its ready nodes, divided by the longest path of all; and
+`crowd` times the logarithm of the longest paths from each of its ready nodes, added up. With `crowd` 0 the third term
+is left out, which is best for few types; large graphs of many types need it.
 """
 
 from __future__ import annotations
@@ -40,37 +41,37 @@ from edbatch.scheduling.graph import Floats, Ints
 from edbatch.storage.loops import inner_loop, loop
 
 BASE, MAX, SORT, SIGNS = range(len(ENCODINGS))
-LOWERS, LONGEST = 1, 2  # marks of signs; they add up
-MOST = 1  # mark of max
+LOWERS, LONGEST = 1, 2  # marks of the encoding signs; a type with both has their sum
+MOST = 1  # mark of the encoding max
 _NONE = -1
 
 
 class Table(NamedTuple):
-    """What launching was worth, a row per state and a column per type, and where a state's row is."""
+    """What launching each type (a column) was worth in each state (a row); a hash table finds the row of a state."""
 
-    slots: Ints  # hash table: the row of a state, or none; its length is a power of two
+    slots: Ints  # hash table of row numbers, _NONE where it is empty; its length is a power of two
     keys: Ints  # per row, the state as one number
     symbols: Ints  # per row, the state's symbols
     lengths: Ints  # per row, how many symbols
     values: Floats
     counts: Ints  # how often a value was updated; 0: never launched here
-    size: Ints  # how many rows are used, the only entry
+    size: Ints  # its only entry says how many rows are used
 
 
 class Signs(NamedTuple):
-    """What speaks for launching a type, kept up to date while types are launched."""
+    """What states and the rule are made of, for every type; kept up to date while types are launched."""
 
-    height: Ints  # heights and lengths
-    seen: Ints  # queue[seen[t]:tail[t]] has not been looked at
+    height: Ints  # from `heights_and_lengths`
+    seen: Ints  # queue[seen[t]:tail[t]] has not been looked at yet
     size: Ints  # ready nodes per type
-    tops: Ints  # tops[a, s]: the largest height_a of the ready nodes of type s; last row: their longest ways to go
-    top: Ints  # the rows of the types
-    longest: Ints  # the last row
-    way: Ints  # per type, the ways to go of its ready nodes together
+    tops: Ints  # tops[a, s]: the largest height[i, a] of the ready nodes i of type s; last row: their longest paths
+    top: Ints  # tops without its last row
+    longest: Ints  # the last row of tops
+    way: Ints  # per type, the longest paths from each of its ready nodes, added up
 
 
 def empty_table(num_types: int, max_states: int) -> Table:
-    """No state is known, and there is room for so many."""
+    """A table without states, with room for `max_states`."""
     slots = np.full(1 << (2 * max_states).bit_length(), _NONE, np.int32)
     return Table(
         slots, np.zeros(max_states, np.uint64), np.zeros((max_states, num_types), np.int32),
@@ -89,7 +90,7 @@ def key_of(symbols: Ints, first: int, count: int) -> int:
 
 @inner_loop
 def find(table: Table, key: int) -> int:
-    """The slot of a state: it holds the state's row, or none where the state belongs."""
+    """The place of a state in the hash table: it holds the state's row, or _NONE if the state is not in the table."""
     mask = len(table.slots) - 1
     slot = np.int64(key & np.uint64(mask))
     while table.slots[slot] != _NONE and table.keys[table.slots[slot]] != key:
@@ -99,7 +100,7 @@ def find(table: Table, key: int) -> int:
 
 @inner_loop
 def insert(table: Table, key: int, symbols: Ints, first: int, count: int) -> int:
-    """A row for a state that has none; none if the table is full."""
+    """Adds a state that is not in the table yet; returns its row, or _NONE if the table is full."""
     row = table.size[0]
     if row == len(table.keys):
         return _NONE
@@ -114,7 +115,7 @@ def insert(table: Table, key: int, symbols: Ints, first: int, count: int) -> int
 
 @loop
 def insert_all(table: Table, symbols: Ints, starts: Ints) -> None:
-    """A row for each state: state i has the symbols from `starts[i]` to `starts[i + 1]`."""
+    """Adds states; state i has the symbols from `starts[i]` to `starts[i + 1]`."""
     for i in range(len(starts) - 1):
         count = starts[i + 1] - starts[i]
         insert(table, key_of(symbols, starts[i], count), symbols, starts[i], count)
@@ -122,7 +123,7 @@ def insert_all(table: Table, symbols: Ints, starts: Ints) -> None:
 
 @inner_loop
 def look(f: Frontier, signs: Signs) -> None:
-    """Take in the nodes that became ready."""
+    """Update the signs for the nodes that became ready."""
     num_types = len(signs.size)
     for s in range(num_types):
         first, last = signs.seen[s], f.tail[s]
@@ -140,7 +141,7 @@ def look(f: Frontier, signs: Signs) -> None:
 
 @inner_loop
 def rule_type(signs: Signs, crowd: float) -> int:
-    """What to launch when nothing was learned; of equals the type with most ready nodes."""
+    """The type that the rule launches; among equals, the one with most ready nodes."""
     best, best_score, longest = _NONE, 0.0, largest(signs.longest)
     for t in range(len(signs.size)):
         if signs.size[t]:
@@ -154,7 +155,7 @@ def rule_type(signs: Signs, crowd: float) -> int:
 
 @inner_loop
 def encode(encoding: int, signs: Signs, symbols: Ints) -> int:
-    """Writes the state's symbols and returns how many."""
+    """Writes the symbols of the present state and returns how many there are."""
     count, most, longest = 0, 0, largest(signs.longest)
     for t in range(len(signs.size)):
         if signs.size[t] > signs.size[most]:
@@ -189,7 +190,7 @@ def sees(symbols: Ints, count: int, t: int) -> bool:
 
 @inner_loop
 def best_known(table: Table, row: int) -> int:
-    """The type that was worth most in this state, of those that were tried, which all are in it."""
+    """The type that was worth most in this state, among those that were tried there; _NONE if none was."""
     best = _NONE
     for t in range(table.counts.shape[1]):
         if table.counts[row, t] and (best == _NONE or table.values[row, t] > table.values[row, best]):
@@ -199,15 +200,15 @@ def best_known(table: Table, row: int) -> int:
 
 @inner_loop
 def uniform(random: Ints) -> float:
-    """A number from 0 to 1; `random` is a counter that goes on."""
+    """A random number from 0 to 1; `random` is the counter that it is computed from, which is advanced."""
     random[0] += np.uint64(1)
     return (mixed(mixed(random[0])) >> np.uint64(11)) / 9007199254740992.0
 
 
 @inner_loop
 def learn_return(table: Table, row: int, t: int, rewards: Floats, value: float, discount: float, rate: float) -> None:
-    """Moves a value towards the rewards that followed and what was to come after them."""
-    if row == _NONE:  # not learned from
+    """Moves what launching t in a state is worth towards its return: the rewards that followed, then `value`."""
+    if row == _NONE:  # the launch is not learned from
         return
     for k in range(len(rewards) - 1, -1, -1):
         value = rewards[k] + discount * value
@@ -221,12 +222,13 @@ def play(
     types: Ints, offsets: Ints, inputs: Ints, num_types: int, encoding: int, crowd: float, table: Table, random: Ints,
     explore: float, alpha: float, discount: float, rate: float, steps: int,
 ) -> tuple[Batches, int, int]:  # fmt: skip
-    """One run over a graph: its schedule, how many of the states were unknown, and the graph's lower bound.
+    """Schedules one graph. Returns the batches, how many states were not in the table, and the graph's lower bound.
 
-    With a `rate` above 0 it learns: new states are inserted, and what was launched is judged by the return of the next
-    `steps` rewards and of what the best known launch is worth there, or after more steps where that is not known.
-    A random type of the state is tried with probability `explore`, but a new state follows the rule, so that a table
-    knows the rule's choice before any other. What is launched but not in the state is not learned.
+    With a `rate` above 0 it also learns. New states are added to the table. A launch is judged by its return: the next
+    `steps` rewards, and then what the best known launch is worth in the state reached; if that state is not in the
+    table, rewards are added up until one is. With probability `explore` a random type of the state is launched, but in
+    a new state the rule decides, so that the rule's choice is always the first to be tried. A launch of a type that is
+    not in its state is not learned from.
     """
     n = len(types)
     f = open_frontier(types, offsets, inputs, num_types)
@@ -248,7 +250,7 @@ def play(
         key = key_of(symbols, 0, count)
         row = table.slots[find(table, key)]
         chosen = best_known(table, row) if row != _NONE else _NONE
-        if chosen == _NONE or not signs.size[chosen]:  # the last: another state may have the same key
+        if chosen == _NONE or not signs.size[chosen]:  # not ready: another state has the same key
             unknown += 1
             chosen = rule_type(signs, crowd)
             if not sees(symbols, count, chosen):

@@ -1,7 +1,8 @@
-"""The policies: which ready type to launch next.
+"""The policies: each decides, again and again, which type to launch next.
 
-In: a `Graph`. Out: a `Schedule`. Each policy is a small value with a name; the loops are numba's, in `frontier`, and
-are imported at first use. Everywhere ties go to the smaller type id, and node ids ascend inside a batch.
+In: a `Graph`. Out: a `Schedule`. A node is *ready* when all its inputs have been launched; launching a type runs all
+its ready nodes as one batch. Each policy is a small object with a name; the loops are in `frontier`, compiled by numba,
+and are imported at first use. In all policies ties go to the smaller type id, and node ids ascend inside a batch.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class Depth:
 
 @dataclass(frozen=True)
 class Agenda:
-    """Launch the ready type of the smallest mean depth over all of its nodes, as DyNet does.
+    """Launch the ready type with the smallest mean depth, taken over all of its nodes, as DyNet does.
 
     >>> Agenda().run(Graph.from_lists("aab", [[], [0], [0]])).batches
     (('a', [0]), ('a', [1]), ('b', [2]))
@@ -58,7 +59,7 @@ class Agenda:
 
 @dataclass(frozen=True)
 class AgendaRemaining:
-    """Launch the ready type of the smallest mean depth over its nodes that have not run.
+    """Launch the ready type with the smallest mean depth, taken over those of its nodes that have not run.
 
     >>> AgendaRemaining().run(Graph.from_lists("aab", [[], [0], [0]])).num_batches
     3
@@ -75,9 +76,10 @@ class AgendaRemaining:
 
 @dataclass(frozen=True)
 class RatioGreedy:
-    """Launch the type whose ready nodes are the largest part of its waiting nodes with no waiting node of it above.
+    """Launch the type with the largest ratio of ready nodes to *free* nodes.
 
-    Backward: on the reversed graph, the schedule then reversed.
+    A node is free if it has not run and depends on no other node of its type that has not run. At a ratio of 1 the
+    batch cannot become larger by waiting. With `backward`, the reversed graph is scheduled, and the schedule reversed.
 
     >>> RatioGreedy(backward=True).run(Graph.from_lists("abab", [[], [], [1], [2]])).batches
     (('b', [1]), ('a', [0, 2]), ('b', [3]))
@@ -102,9 +104,9 @@ class RatioGreedy:
 
 @dataclass(frozen=True)
 class BoundGreedy:
-    """Launch the type after which the lower bound of what remains is smallest, then the one with most ready nodes.
+    """Launch the type that leaves the smallest lower bound for what remains; among equals, that with most ready nodes.
 
-    With a beam it goes on with that many of the best beginnings instead of one.
+    With a `beam` above 1, that many of the best partial schedules are kept and extended instead of one.
 
     >>> BoundGreedy(beam=4).run(Graph.from_lists("abab", [[], [], [1], [2]])).batches
     (('b', [1]), ('a', [0, 2]), ('b', [3]))
@@ -136,7 +138,7 @@ class BoundGreedy:
 
 @dataclass(frozen=True)
 class Exact:
-    """A shortest schedule, by search; raises a PolicyError beyond the limits.
+    """A schedule with the fewest batches possible, found by search; raises a PolicyError for graphs beyond its limits.
 
     >>> Exact().run(Graph.from_lists("abab", [[], [], [1], [2]])).num_batches
     3
@@ -163,11 +165,11 @@ class Exact:
 
 @dataclass
 class Learned:
-    """Learn a machine from the first graph, again when types are new, and take its schedule or a shorter one.
+    """Schedules by a finite state machine that it learns from the first graph, and again when a graph has new types.
 
-    The other schedule is bound greedy's; it is made only where the machine needs more batches than the lower bound.
-    Learning has a budget of work, so that it takes some half a second for graphs of any size; from a graph that is too
-    large for the budget nothing is learned, and the rule decides.
+    Where the machine needs more batches than the lower bound, bound greedy makes a schedule, too, and the shorter one
+    is taken. Learning has a budget of work, so it takes about half a second for graphs of any size. If a graph is too
+    large for the budget, nothing is learned from it, and a fixed rule decides (see `machine`).
 
     >>> policy = Learned()
     >>> policy.run(Graph.from_lists("abab", [[], [], [1], [2]])).num_batches
@@ -181,8 +183,8 @@ class Learned:
     lessons: tuple[Graph, ...] = field(default=(), repr=False)  # the graphs it learned from
 
     name: ClassVar[str] = "learned"
-    max_lessons: ClassVar[int] = 4  # some models have new types in every mini-batch
-    max_work: ClassVar[int] = 5_000_000  # of a lesson: nodes launched; more with many types, whose steps cost more
+    max_lessons: ClassVar[int] = 4  # then no more: some models have new types in every mini-batch
+    max_work: ClassVar[int] = 5_000_000  # per lesson, in launched nodes; those of graphs with many types count more
 
     def run(self, graph: Graph) -> Schedule:
         if not graph.num_nodes:
@@ -192,7 +194,7 @@ class Learned:
             if len(self.lessons) == self.max_lessons:
                 schedule = BoundGreedy().run(graph)
                 return replace(schedule, unseen_states=schedule.num_batches)
-            # Both are replaced when all is learned: an interrupt or another thread never sees one without the other.
+            # Both are set after learning: until then an interrupt or another thread finds the old ones.
             lessons = (*self.lessons, graph)
             machine = self._learn(lessons)
             self.lessons, self.machine = lessons, machine
@@ -204,7 +206,7 @@ class Learned:
         return schedule
 
     def _learn(self, lessons: tuple[Graph, ...]) -> Fsm:
-        """A machine for these graphs, which also knows the states that the machine knew before."""
+        """A machine for these graphs, with the states of the present machine added."""
         work = max(g.num_nodes * (1 + g.num_types**2 // 800) for g in lessons)
         settings = QLearning()
         if work * settings.evaluate_every > self.max_work:
@@ -234,7 +236,7 @@ _POLICIES: dict[str, Callable[[], Policy]] = {
 
 
 def from_name(name: str) -> Policy:
-    """A policy of this name; underscores are as good as hyphens.
+    """The policy of this name, written with hyphens or underscores.
 
     >>> from_name("ratio_greedy_backward")
     RatioGreedy(backward=True)

@@ -1,6 +1,7 @@
-"""Machines as files: JSON that people can read and other processes can trust.
+"""Saves learned policies as JSON files that people can read, and loads them.
 
-In: an `Fsm`, or a path. Out: the file, or the `Fsm`. Whatever is wrong with a file is found when it is read.
+In: an `Fsm` (the finite state machine that was learned), or a path. Out: the file, or the `Fsm`. A file is checked
+completely when it is read, so that a damaged one is refused there and not in some later call.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Header(msgspec.Struct):
 
 
 def save(policy: Fsm, path: Path) -> None:
-    """Write all of the file or, if anything fails, nothing."""
+    """Write the whole file or, if anything fails, nothing."""
     odd = [name for name in policy.types if type(name) not in (str, int)]
     if odd:
         raise PolicyError(
@@ -80,7 +81,7 @@ def load_policy(path: str | Path) -> Fsm:
                 "upgrade edbatch, or learn the policy again"
             )
         record = msgspec.json.decode(text, type=FileRecord)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last of lists in lists in lists …
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:  # the last: lists in lists in lists …
         raise PolicyError(f"{path} is damaged or no policy ({error}); learn the policy again and save it") from error
     try:
         return _machine(record)

@@ -1,7 +1,7 @@
-"""The order of launches: which nodes run together, and when.
+"""The schedule of a mini-batch: which nodes run together, and in which order.
 
-In: a `Graph` and a policy. Out: a `Schedule`, the batches in launch order, as flat arrays; layout and execution read
-nothing else of the policy.
+In: a `Graph`, and a policy, which decides what to launch next. Out: a `Schedule`: the batches in launch order, as flat
+arrays. Later stages (layout and execution) read the schedule and know nothing of the policy.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Schedule:
     starts: Ints
     batch_types: Ints
     type_names: tuple[Hashable, ...]
-    unseen_states: int = 0  # how often a learned policy did not know the state and followed its rule
+    unseen_states: int = 0  # how often a learned policy met a state that it had not learned, and used its rule
 
     def __post_init__(self) -> None:
         # Contiguous and of one dtype per field, so that loops over schedules are compiled once.
@@ -54,7 +54,7 @@ class Schedule:
 
     @cached_property
     def batches(self) -> tuple[tuple[Hashable, list[int]], ...]:
-        """The batches in launch order, each as (type as given, node ids): for reading; code uses the flat arrays.
+        """The batches in launch order, each as (name of its type, node ids). For people; code uses the flat arrays.
 
         >>> schedule(Graph.from_lists(["leaf", "leaf", "node"], [[], [], [0, 1]]), "depth").batches
         (('leaf', [0, 1]), ('node', [2]))
@@ -133,8 +133,8 @@ def schedule(graph: Graph, policy: Policy | str) -> Schedule:
     2
 
     Raises:
-        GraphError: the arrays of the graph are no graph. Policies by themselves trust them.
-        PolicyError: no policy has this name, or it does not know a type of the graph.
+        GraphError: the arrays of the graph are inconsistent (see `Graph.check`).
+        PolicyError: no policy has this name, or the policy cannot schedule this graph.
     """
     graph.check()
     if isinstance(policy, str):

@@ -1,7 +1,7 @@
 """The folder in which compiled code is kept for later processes: which one it is, and whether it can be trusted.
 
-In: $EDBATCH_CACHE, $XDG_CACHE_HOME and the user's home. Out: a `CacheFolder`, or None, and then a warning has said why.
-What lies there is executed, so nobody else may be able to write it. What is damaged counts as absent.
+In: $EDBATCH_CACHE, $XDG_CACHE_HOME and the user's home. Out: a `CacheFolder`, or None after a warning that says why.
+What is kept there is executed later, so nobody else may be able to write there. Damaged entries count as absent.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 class CacheFolder:
-    """Entries by name, each with a key that says what it is; an entry of another key counts as absent, too."""
+    """Entries by name. Each is stored with a key that says what it is; under another key it counts as absent."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._has_warned = False
 
     def load(self, name: str, key: bytes) -> bytes | None:
-        """What was stored, whole and unchanged, or None."""
+        """The payload as it was stored, or None if it is absent, damaged or stored under another key."""
         try:
             with open(self.path / name, "rb") as file:
                 is_ours = _complaint(os.fstat(file.fileno())) is None
@@ -39,7 +39,7 @@ class CacheFolder:
         return payload if checksum == _checksum(key, payload) else None
 
     def store(self, name: str, key: bytes, payload: bytes) -> None:
-        """Keep an entry in place of an older one; if that cannot be done, warn once and go on."""
+        """Store an entry in place of an older one; if that fails, warn once and go on."""
         try:
             _make(self.path)  # it may have been deleted since
             write_atomically(self.path / name, _checksum(key, payload) + payload, mode=0o600)
@@ -56,7 +56,7 @@ class CacheFolder:
 
 @cache
 def cache_folder() -> CacheFolder | None:
-    """The folder of this process; if there is none that can be trusted, code is kept in its memory alone."""
+    """The folder for this process; None if none can be trusted, and then compiled code lasts as long as the process."""
     try:
         path = _chosen()
         _make(path)
@@ -72,7 +72,7 @@ def _chosen() -> Path:
     base, home = os.environ.get("EDBATCH_CACHE"), os.path.expanduser("~")
     if not base:
         caches = os.environ.get("XDG_CACHE_HOME", "")
-        if not os.path.isabs(caches):  # unset, or to be ignored by the rules of XDG
+        if not os.path.isabs(caches):  # unset, or relative, which the rules of XDG say to ignore
             if not os.path.isabs(home):
                 raise FileNotFoundError("the user has no home folder")
             caches = os.path.join(home, ".cache")
@@ -81,14 +81,17 @@ def _chosen() -> Path:
 
 
 def _make(path: Path) -> None:
-    """Make a folder and those above it, for the user alone."""
+    """Make a folder and those above it, which only the user can open."""
     if not path.is_dir():
         _make(path.parent)
         path.mkdir(0o700, exist_ok=True)
 
 
 def _check(path: Path) -> None:
-    """As ssh does: nobody but the user and root may be able to change the folder or to put another one in its place."""
+    """Raise a PermissionError if anybody but the user and root can change the folder or put another one in its place.
+
+    OpenSSH checks its files in the same way.
+    """
     for place in (path, *path.parents):
         info = place.stat()
         complaint = _complaint(info, can_be_sticky=place != path)
@@ -97,7 +100,7 @@ def _check(path: Path) -> None:
 
 
 def _complaint(info: os.stat_result, can_be_sticky: bool = False) -> str | None:
-    """Why a file or folder cannot be trusted. In a sticky folder others cannot rename or delete what is not theirs."""
+    """Why a file or folder cannot be trusted. In a sticky folder nobody can rename or delete what is not theirs."""
     if not hasattr(os, "geteuid"):
         return None
     if info.st_uid not in (os.geteuid(), 0):

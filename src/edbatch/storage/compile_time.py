@@ -1,5 +1,8 @@
-"""How long the present thread has compiled or loaded machine code: stages subtract it, since code is made when it is
-first needed, in whatever stage that is."""
+"""Measures how long the present thread has spent compiling or loading machine code.
+
+In: functions that compile (`counted`). Out: seconds (`seconds_compiling`). Code is made when it is first needed, in
+whatever stage of a call that is, so the time is subtracted from that of the stage.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +15,19 @@ from typing import Any
 
 class _Clock(threading.local):
     seconds = 0.0
-    depth = 0  # functions that compile what they call are counted once
+    depth = 0  # compiling a function may compile what it calls: only the outermost is counted
 
 
 _clock = _Clock()
 
 
 def seconds_compiling() -> float:
-    """Of this thread, so far."""
+    """The seconds of this thread so far."""
     return _clock.seconds
 
 
 def counted(compile: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, with the time that it takes counted."""
+    """The function, changed so that the time it takes is counted."""
 
     @wraps(compile)
     def run(*args: Any, **kwargs: Any) -> Any:

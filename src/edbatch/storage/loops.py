@@ -1,7 +1,8 @@
-"""Loops over the arrays of graphs and recordings, compiled by numba and kept from process to process.
+"""Decorators for loops over the arrays of graphs and recordings: numba compiles them, and the code is kept on disk.
 
-The compiled code of a function includes what it calls in other files: so all rooms that have such loops take part in
-the key under which code is kept.
+In: Python functions. Out: functions that numba compiles when they are first called. The compiled code of a function
+includes what it calls in other files. So the key under which code is kept is a hash of all folders that have such loops
+(`ROOMS`).
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ ROOMS = ("scheduling", "layout", "rewriting", "replay")
 
 
 def sources(package: Path) -> str:
-    """A hash of all sources of a package that take part."""
+    """A hash of all sources of a package that may have loops."""
     return digest(path for room in ROOMS for path in (package / room).glob("*.py"))
 
 
 _CODE = MachineCode("edbatch's own planning functions, some 20 s", sources=sources(Path(__file__).parents[1]))
-# Entry points that nobody calls are not compiled: that shortens the first use.
+# Entry points for C are not compiled: nobody calls them, and the first use is shorter.
 _OPTIONS: dict[str, Any] = {"no_cfunc_wrapper": True}
 
 
@@ -31,5 +32,5 @@ def loop(function: F) -> F:
 
 
 def inner_loop(function: F) -> F:
-    """For functions that only other loops call."""
+    """For functions that only other loops call: Python cannot call them."""
     return cast(F, _CODE.function(function, **_OPTIONS, no_cpython_wrapper=True))

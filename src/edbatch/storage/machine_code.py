@@ -1,8 +1,9 @@
-"""Compilation by numba, kept in the cache folder. Numba's own cache is not used: it writes beside the sources, notices
-no edit of a file that another one calls, executes what anybody has put there and fails for ever if a file is damaged.
+"""Compiles functions by numba, and keeps the machine code in the cache folder for later processes.
 
-In: Python functions and the contents of all sources that decide what they compile to. Out: numba's functions. Import
-this module inside functions only, or in modules that are: numba takes 0.3 s to import.
+In: Python functions, and a hash of all sources that decide what they compile to. Out: numba's functions. Numba's own
+cache is not used: it writes beside the sources, notices no edit of a file that another one calls, executes what anybody
+has put there and fails for ever if a file is damaged. Import this module inside functions only, or in modules that are
+imported so: numba takes 0.3 s to import.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class MachineCode:
         self._what = what
 
     def function(self, function: Callable[..., Any], signature: str | None = None, **options: Any) -> Any:
-        """A function that numba compiles with these options, now if there is a signature or else when it is called."""
+        """A function that numba compiles with these options: now if a signature is given, else when it is called."""
         assert function.__closure__ is None, "the key would not know what is in it"
         made = numba.njit(**options)(function)
         made._cache = _Kept(self, function, options)
@@ -68,7 +69,7 @@ class MachineCode:
 
 
 class _Kept(NullCache):
-    """What numba asks for the compiled forms of a function, by their signatures, and gives them to."""
+    """The cache of one function: numba asks it for compiled forms, by their signatures, and gives it new ones."""
 
     def __init__(self, code: MachineCode, function: Callable[..., Any], options: dict[str, Any]) -> None:
         self._code = code
@@ -79,14 +80,14 @@ class _Kept(NullCache):
         target.refresh()
         try:
             found = self._load(signature, target)
-        except Exception:  # whatever numba does about an entry that it cannot use: it is compiled and stored again
+        except Exception:  # whatever numba raises about an entry that it cannot use: compile and store it again
             found = None
         if found is None:
             self._code.announce()
         return found
 
     def save_overload(self, signature: Any, compiled: Any) -> None:
-        """Code with addresses in it is of no use to other processes."""
+        """Store compiled code, except if it holds addresses, which mean nothing in other processes."""
         folder = cache_folder()
         if folder is not None and not compiled.lifted and not compiled.library.has_dynamic_globals:
             folder.store(*self._entry(signature, compiled.codegen), dumps(compiled._reduce()))
@@ -97,7 +98,7 @@ class _Kept(NullCache):
         return CompileResult._rebuild(target, *pickle.loads(payload)) if payload else None
 
     def _entry(self, signature: Any, codegen: Any) -> tuple[str, bytes]:
-        """Name and key of an entry; the key knows all that decides what the function compiles to, also the CPU."""
+        """Name and key of an entry; the key knows all that decides what the function compiles to, including the CPU."""
         facts = (self._facts, str(sigutils.normalize_signature(signature)), codegen.magic_tuple())
         key = hashlib.sha256(repr(facts).encode()).digest()
         return f"{self._name}-{key.hex()[:24]}", key
