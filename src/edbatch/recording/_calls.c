@@ -153,8 +153,7 @@ typedef struct Signature {
 typedef struct {
     Py_ssize_t count;
     Signature signatures[MOST_SIGNATURES];
-} Signatures; /* of one module; the garbage collector does not see that they refer to the recorder: `forget` frees them
-*/
+} Signatures; /* of one module; the garbage collector does not see their references to the recorder: see forget */
 
 typedef struct {
     PyObject_HEAD

@@ -1,10 +1,10 @@
 """While a thread records, calls of modules and torch functions reach its recorder.
 
-In: a `Recorder` and a function. Out: what the function returns (`recording`). Its calls of torch functions are seen by
-a TorchFunctionMode. Other things no such mode sees: calls of modules and of `autograd.Function.apply`, and the entry
-and exit of autocast and of grad modes, which change what calls compute. For these, methods of torch are replaced while
-anybody records (see `torch_state/hooks.py`). The rest is for speed: `torch.stack` and `torch.cat` are replaced, too,
-and child modules are put into their parent's `__dict__`, so that `self.child` costs 0.03 µs, not 1 µs.
+In: a `Recorder` and a function. Out: what the function returns (`recording`). A TorchFunctionMode sees its calls of
+torch functions. To see the rest, methods of torch are replaced while anybody records (see `torch_state/hooks.py`):
+calls of modules and of `autograd.Function.apply`, and the entry and exit of autocast and of grad modes, which change
+what calls compute. For speed, `torch.stack` and `torch.cat` are replaced, too, and child modules are put into their
+parent's `__dict__`: `self.child` then costs 0.03 µs, not 1 µs.
 """
 
 from __future__ import annotations
