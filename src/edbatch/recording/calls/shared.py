@@ -1,4 +1,4 @@
-"""Tensors that all examples share: parameters, buffers, keywords, and what is computed from these alone.
+"""Tensors that all examples share: parameters, buffers, keywords, and what is computed from these only.
 
 A function of shared tensors only does not become a node: it runs at once, once per call of the batched function, and
 every example reads its result. Which calls these are is the same in training and under `no_grad`. Random draws are the
