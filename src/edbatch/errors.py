@@ -1,6 +1,8 @@
 """The errors of edbatch. Each message says what happened, where, and what to do about it.
 
-A local fact is raised deep down; which example and which of the user's lines it was is added once, in `pipeline.py`.
+Code deep inside raises with what it knows itself; `pipeline.py` adds, in one place, which example and which line of the
+user's code it was. To *record* is to run the user's function on lazy values, which stand for tensors and have no
+numbers yet.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ class EdbatchError(Exception):
 
 
 class GraphError(EdbatchError, ValueError):
-    """A graph, schedule or plan is not what it must be."""
+    """A graph, schedule or plan breaks one of its rules."""
 
 
 class PolicyError(EdbatchError, ValueError):
@@ -19,22 +21,23 @@ class PolicyError(EdbatchError, ValueError):
 
 
 class LeafError(EdbatchError, ValueError):
-    """The leaves of a PQ tree are not distinct, or a set has something that is not a leaf."""
+    """The leaves of a PQ tree are not distinct, or a set holds something that is not a leaf."""
 
 
 class CaptureError(EdbatchError):
-    """A cell's body cannot be captured as a functional graph; the cell then runs one by one."""
+    """The ops of a cell cannot be captured as a functional graph; the cell then runs one by one, without batching."""
 
 
 class RecordingError(EdbatchError, RuntimeError):
     """A batched function did something that cannot be recorded.
 
-    No TypeError: raised inside an operator such as `tensor += value`, Python would take that for "not implemented".
+    It is no TypeError: Python would take one that is raised inside an operator, such as `tensor += value`, for "not
+    implemented".
     """
 
 
 class ValueReadError(RecordingError):
-    """A lazy value was read (in an `if`, by `int()`, `.item()`, …) before it exists."""
+    """A lazy value was read (in an `if`, by `int()`, `.item()`, …) before it has numbers."""
 
 
 class LeakedValueError(RecordingError):
@@ -46,11 +49,11 @@ class InPlaceError(RecordingError):
 
 
 class BatchError(EdbatchError, ValueError):
-    """The columns or the results of a batched call do not fit together."""
+    """The columns (arguments with one entry per example) or the results of a batched call do not fit together."""
 
 
 class WrongKeyError(EdbatchError, ValueError):
-    """Two examples that are recorded differently have the same key."""
+    """Two examples that are recorded differently have the same `key=`."""
 
 
 class GradientError(EdbatchError, RuntimeError):

@@ -1,6 +1,8 @@
-"""What is known of a value before it exists: shape, dtype, device.
+"""`Spec`: shape, dtype and device of a value, which are known before the value itself is computed.
 
-Everything downstream of recording is keyed by it.
+All stages after recording look things up by specs: only calls with equal specs run together, and each spec has memory
+of its own. Also here: what tells a plain tensor from a lazy value (a stand-in without numbers) and from a subclass of
+Tensor that computes in its own way.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ class Spec:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor that exists; `isinstance` says so of lazy values too."""
+    """Whether a value is a real tensor; `isinstance(value, torch.Tensor)` is true of lazy values, too."""
     return issubclass(type(value), torch.Tensor)
 
 
 def own_rules(tensor: torch.Tensor) -> str | None:
-    """The name of a tensor's class if that computes in a way of its own; None of those that are only named so."""
+    """The name of a tensor's class if the class computes in its own way; None for plain tensors and mere subclasses."""
     kind = type(tensor)
     if kind is torch.Tensor or not _has_own_rules(kind) or hasattr(tensor, "fake_mode"):  # fake ones: see `execution`
         return None
@@ -67,7 +69,7 @@ def own_rules(tensor: torch.Tensor) -> str | None:
 @cache
 def _has_own_rules(kind: type[torch.Tensor]) -> bool:
     if issubclass(kind, UninitializedTensorMixin):
-        return False  # which torch speaks of
+        return False  # torch raises its own error for these
     function = getattr(kind.__torch_function__, "__func__", kind.__torch_function__)
     usual = vars(torch.Tensor)["__torch_function__"].__func__, PLAIN_FUNCTION
     return function not in usual or kind.__torch_dispatch__ is not PLAIN_DISPATCH
@@ -80,5 +82,5 @@ OWN_RULES = (
 
 
 def float_bits(value: float) -> int:
-    """A float64 as the int64 of the same bits, so that numbers of both kinds share one array."""
+    """A float64 as the int64 of the same bits, so that ints and floats share one array."""
     return int(struct.unpack("<q", struct.pack("<d", value))[0])

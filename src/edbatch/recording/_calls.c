@@ -1,10 +1,11 @@
-/* The hot path of recording: calls of cells that a recording knows.
+/* The hot path of recording: calls of cells that are like earlier ones.
 
-A cell is mostly called with few signatures: values of the same kinds, numbers in the same places. `interception.py`
-teaches a recording the keys of such calls (`KnownCalls.learn`). `ModuleCall` stands in for `nn.Module.__call__` while
-somebody records: it follows the arguments of a call along the keys it knows, and where one fits it adds the node and
-makes its outputs. Any other call goes on to Python. `fast_cells.py` says what takes the place of all this where
-there was no C compiler. */
+A recording is a run of the user's function on lazy values, which stand for tensors. Calls of cells (modules that are
+marked as a unit, or torch's own) become its nodes. A cell is mostly called in few ways: with values of the same kinds
+(shape, dtype, device), and numbers in the same places. This is what the key of a call says. `interception.py` teaches a
+recording the keys that occur (`KnownCalls.learn`). `ModuleCall` takes the place of `nn.Module.__call__` while somebody
+records: it compares the arguments of a call with the keys of its module, and where one fits it adds the node and makes
+its outputs. Any other call goes on to Python. Without a C compiler all calls do, see `fast_cells.py`. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -13,7 +14,7 @@ there was no C compiler. */
 
 enum { MOST_PARTS = 64, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, ERROR = -2 };
 
-/* ---- Numbers: 64-bit integers that grow in number, and are read as a buffer */
+/* ---- Numbers: a growing array of 64-bit integers, which is read as a buffer */
 
 typedef struct {
     PyObject_HEAD
@@ -54,7 +55,7 @@ static PyObject *numbers_extend(Numbers *self, PyObject *values) {
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); i++) {
         PyObject *done = numbers_append(self, PySequence_Fast_GET_ITEM(list, i));
         if (done == NULL) {
-            self->size = size; /* all or none */
+            self->size = size; /* add all of them, or none */
             Py_DECREF(list);
             return NULL;
         }
@@ -104,11 +105,12 @@ static PyTypeObject NumbersType = {
     .tp_as_buffer = &numbers_buffer,
 };
 
-/* ---- Value: what lazy values are made of
+/* ---- Value: the base class of lazy values
 
-isinstance(value, torch.Tensor) is true of lazy values. Code in C that asks the same, and does not look for a torch
-function first, then reads a tensor where torch's own objects have one: right behind the head, in some versions after a
-flag. There it finds the tensor that stands for none, as for an argument that was not given, and raises an error. */
+isinstance(value, torch.Tensor) is true of lazy values. Some code of torch in C asks just that, without looking for
+__torch_function__ first, and then reads the pointer to a C++ tensor where torch's own objects have it: right behind the
+object's head, or after a flag, depending on the version. In a lazy value it finds there the C++ object for "no tensor",
+as for an argument that was not given, and raises an error. */
 
 typedef struct {
     PyObject_HEAD
@@ -139,26 +141,26 @@ static PyObject *set_no_tensor(PyObject *module, PyObject *address) {
     return no_tensor == NULL && PyErr_Occurred() ? NULL : Py_NewRef(Py_None);
 }
 
-/* ---- KnownCalls: what one recording knows */
+/* ---- KnownCalls: the signatures of calls that one recording has seen */
 
 typedef struct Signature {
-    PyObject *key;    /* (module, part, ...): a Kind, `int` or `float` for a part, `tuple` and n before n parts */
+    PyObject *key;    /* (module, part, ...): a Kind, `int` or `float` for each part; `tuple` and n before n parts */
     PyObject *entry;  /* the Entry of the node's type */
-    PyObject *kinds;  /* of its outputs, if they are one value or a plain tuple of values; else NULL */
+    PyObject *kinds;  /* the kinds of its outputs, if they are one value or a plain tuple of values; else NULL */
     long long type;   /* the number of its type */
 } Signature;
 
 typedef struct {
     Py_ssize_t count;
     Signature signatures[MOST_SIGNATURES];
-} Signatures; /* of one module; they hold the recorder, which the collector of garbage does not see: see forget */
+} Signatures; /* of one module; the garbage collector does not see their references to the recorder: see forget */
 
 typedef struct {
     PyObject_HEAD
     PyTypeObject *lazy;
-    Py_ssize_t kind, ref; /* where the slots of a lazy value lie in it */
-    PyObject *as_value;   /* as_value(recorder, part): pending sums and tensors as lazy values */
-    PyObject *outside;    /* id(tensor) -> the lazy value of a tensor that is known */
+    Py_ssize_t kind, ref; /* offsets of these two slots in a lazy value */
+    PyObject *as_value;   /* as_value(recorder, part): a pending sum or a tensor as a plain lazy value */
+    PyObject *outside;    /* id(tensor) -> the lazy value of a tensor that was used before */
     Numbers *types, *args;
     PyObject *modules; /* module -> capsule of Signatures; None for a module that is no cell */
 } KnownCalls;
@@ -211,7 +213,7 @@ static void free_signatures(PyObject *capsule) {
     PyMem_Free(known);
 }
 
-/* Whether an object is equal to nothing but itself. Others cannot be found by identity in a dict. */
+/* Whether an object is equal only to itself, so that a dict finds it by identity. */
 static int is_itself_alone(PyObject *object) {
     PyTypeObject *type = Py_TYPE(object);
     return type->tp_hash == PyBaseObject_Type.tp_hash && type->tp_richcompare == PyBaseObject_Type.tp_richcompare;
@@ -264,7 +266,8 @@ static PyObject *known_forget(KnownCalls *self, PyObject *nothing) {
     Py_RETURN_NONE;
 }
 
-/* Take a pending sum of one term, 0 + x: 1 if x is as the key says, 0 if it is anything else, -1 for an error. */
+/* Take x from a pending sum (not recorded yet) of one term, 0 + x. Gives 1 if x is as the key says, 0 if it is anything
+else, -1 for an error. */
 static int take_only_term(KnownCalls *self, PyObject *part, PyObject *value, long long *number) {
     PyObject *sum = SLOT(value, self->ref); /* (terms, count, context) */
     if (SLOT(value, self->kind) == NULL || PyTuple_GET_SIZE(sum) != 3 || !PyList_CheckExact(PyTuple_GET_ITEM(sum, 0))) return 0;
@@ -278,7 +281,8 @@ static int take_only_term(KnownCalls *self, PyObject *part, PyObject *value, lon
     return is_alike;
 }
 
-/* Take a part of an argument: 1 if it is as the key says, 0 if it is not, -1 for an error. */
+/* Take a part of an argument as a number: the reference of a value, an int, or the bits of a float. Gives 1 if it is as
+the key says, 0 if it is not, -1 for an error. */
 static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *value, long long *number) {
     if (part == (PyObject *)&PyLong_Type) {
         if (!PyLong_CheckExact(value)) return 0;
@@ -314,7 +318,7 @@ static int take(KnownCalls *self, PyObject *recorder, PyObject *part, PyObject *
     return taken;
 }
 
-/* Follow arguments along a key: how many numbers they gave, NO if they are not as the key says, or ERROR. */
+/* Compare arguments with a key, part by part. Gives how many numbers they became, NO if they do not fit, or ERROR. */
 static Py_ssize_t follow(KnownCalls *self, PyObject *recorder, PyObject *key, PyObject *const *args, Py_ssize_t count,
                          long long *numbers) {
     Py_ssize_t at = 1, end = PyTuple_GET_SIZE(key), given = 0;
@@ -366,14 +370,14 @@ static PyObject *add_node(KnownCalls *self, Signature *call, const long long *nu
 
 static PyObject *call_impl_name;
 
-/* The result of a call of args[0], a module; NULL without an error if it is not known. */
+/* The result of a call of args[0], a module; NULL without an error if no known signature fits. */
 static PyObject *known_call(KnownCalls *self, PyObject *recorder, PyObject *const *args, Py_ssize_t count) {
     long long numbers[MOST_PARTS];
     if (self->modules == NULL || !is_itself_alone(args[0])) return NULL;
     PyObject *capsule = PyDict_GetItemWithError(self->modules, args[0]);
     if (capsule == NULL) return NULL;
     if (capsule == Py_None) return PyObject_VectorcallMethod(call_impl_name, args, count, NULL);
-    Py_INCREF(capsule); /* as_value is Python: it may make us forget */
+    Py_INCREF(capsule); /* as_value runs Python code, which may call forget */
     Signatures *known = signatures_of(capsule);
     PyObject *result = NULL;
     for (Py_ssize_t i = 0, given = NO; given == NO && i < known->count; i++) {
@@ -429,7 +433,7 @@ static PyTypeObject KnownCallsType = {
     .tp_methods = known_methods,
 };
 
-/* ---- ModuleCall: nn.Module.__call__ while somebody records */
+/* ---- ModuleCall: takes the place of nn.Module.__call__ while somebody records */
 
 typedef struct {
     PyObject_HEAD
@@ -492,7 +496,7 @@ static PyTypeObject ModuleCallType = {
     .tp_descr_get = module_call_get,
 };
 
-/* Whether dicts hold what they held, object by object: items[i] has the keys and values of dicts[i] in turn. */
+/* Whether dicts still hold the very same objects: items[i] has the keys and values that dicts[i] held, in turn. */
 static PyObject *same_items(PyObject *module, PyObject *args) {
     PyObject *dicts, *items, *key, *value;
     if (!PyArg_ParseTuple(args, "O!O!", &PyList_Type, &dicts, &PyList_Type, &items)) return NULL;

@@ -1,4 +1,4 @@
-"""What `_calls.c` makes."""
+"""The types of `_calls.c`: the hot path of recording, in C."""
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -10,7 +10,7 @@ from edbatch.recording.calls.entries import Entry
 from edbatch.recording.values.lazy import Kind, Lazy
 
 class Numbers:
-    """64-bit integers that grow in number; `np.frombuffer` reads them."""
+    """A growing array of 64-bit integers; `np.frombuffer` reads it."""
 
     def append(self, number: int, /) -> None: ...
     def extend(self, numbers: Sequence[int], /) -> None: ...
@@ -18,13 +18,13 @@ class Numbers:
     def __buffer__(self, flags: int, /) -> memoryview: ...
 
 class Value:
-    """The base of lazy values."""
+    """The base class of lazy values."""
 
 def set_no_tensor(address: int, /) -> None:
-    """What C code finds that takes a lazy value for a tensor."""
+    """Set the address that C code finds in a lazy value which it takes for a tensor."""
 
 class KnownCalls:
-    """The signatures of cells that one recording knows. Their calls add to `types` and `args`."""
+    """The signatures of calls of cells that one recording has seen. Such calls add nodes to `types` and `args`."""
 
     def __init__(
         self,
@@ -36,10 +36,10 @@ class KnownCalls:
         /,
     ) -> None: ...
     def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> None:
-        """One more signature, if there is room for it; `kinds` of outputs that are one value or a tuple of values."""
+        """Add a signature, if there is room. `kinds` are those of its outputs: one value or a plain tuple."""
 
     def pass_by(self, module: nn.Module, /) -> None:
-        """A module is no cell: its calls are torch's own."""
+        """Note that a module is no cell: its calls go straight to torch."""
 
     def forget(self) -> None: ...
 
@@ -50,4 +50,4 @@ class ModuleCall:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 def same_items(dicts: list[dict[Any, Any]], items: list[tuple[Any, ...]], /) -> bool:
-    """Whether dicts hold what they held, object by object: their keys and values in turn."""
+    """Whether dicts still hold the very same objects, given as tuples of keys and values in turn."""

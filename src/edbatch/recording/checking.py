@@ -1,6 +1,7 @@
-"""What the results of a mini-batch promise to those who gather them, found out again.
+"""Checks `Results`, which say what values a batched call returns, against the `Recording` that computes the values.
 
-In: `Results` and their `Recording`. Out: nothing, or an AssertionError that names the first thing at fault.
+In: `Results` and their `Recording`. Out: nothing, or an AssertionError that names the first thing at fault. All that
+later stages rely on is worked out again, slowly; tests do so in every batched call.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from edbatch.recording.values.lazy import Lazy
 
 
 def check_results(results: Results, recording: Recording) -> None:
-    """Raise an AssertionError unless results are those of a recording; see `Results.check`."""
+    """Raise an AssertionError unless results fit their recording; see `Results.check`."""
     num_leaves, num_examples = results.structure.num_leaves, len(recording.starts)
     for what, found in (("leaves", results.leaves), ("names", results.names)):
         if len(found) != num_leaves:

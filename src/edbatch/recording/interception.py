@@ -1,9 +1,10 @@
 """While a thread records, calls of modules and torch functions reach its recorder.
 
-A TorchFunctionMode sees torch functions. Hooks, which are in place while anybody records (see `hooks`), see calls of
-modules and of `autograd.Function.apply`, `torch.stack` and `torch.cat`, and the entry and exit of autocast and of grad
-modes, which change what calls compute. Child modules also stand in their parent's `__dict__` meanwhile: `self.child`
-then costs 0.03 µs, not 1 µs.
+In: a `Recorder` and a function. Out: what the function returns (`recording`). A TorchFunctionMode sees its calls of
+torch functions. To see the rest, methods of torch are replaced while anybody records (see `torch_state/hooks.py`):
+calls of modules and of `autograd.Function.apply`, and the entry and exit of autocast and of grad modes, which change
+what calls compute. For speed, `torch.stack` and `torch.cat` are replaced, too, and child modules are put into their
+parent's `__dict__`: `self.child` then costs 0.03 µs, not 1 µs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _recording_call(original: Callable[..., Any]) -> Any:
         recorder = _active()
         if recorder is not None:
             return call_module(recorder, module, args, kwargs)
-        if plain_loop.get() and is_leaf(module):  # in a plain loop torch's leaf modules take numbers as when batched
+        if plain_loop.get() and is_leaf(module):  # numbers become tensors, as in a batched call
             args, kwargs = numbers_to_tensors(module, args, kwargs)
         return module.forward(*args, **kwargs) if unhooked.get() else original(module, *args, **kwargs)
 
@@ -63,8 +64,8 @@ def _recording_call(original: Callable[..., Any]) -> Any:
 
 
 def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call of a module while this thread records, but for calls that it knows (`fast_cells.py`)."""
-    if id(module) in recorder.plain:  # no cell: torch's own call, with no more frames of recursion than it takes alone
+    """A call of a module while this thread records. Calls like earlier ones do not come here: see `fast_cells.py`."""
+    if id(module) in recorder.plain:  # no cell: torch's own call, with no further frames on the stack
         recorder.known_calls.pass_by(module)
         return getattr(module, CALL)(*args, **kwargs)
     if not kwargs and recorder.is_cell(module):
@@ -88,15 +89,16 @@ def _refreshing(original: Any) -> Any:
 
 
 def _entering(original: Any) -> Any:
-    """The entry of a grad mode: under a `no_grad` around the whole call torch's own state does not tell of it."""
+    """The entry of a grad mode. It is noted, because torch's state does not show it if `no_grad` is around the whole
+    batched call."""
 
     def method(self: Any, *args: Any) -> Any:
         recorder = active.get()
         if recorder is None:
             return original(self, *args)
         before = recorder.grad_in_training
-        result = original(self, *args)  # of no_grad: makes a set_grad_enabled, which comes here too
-        vars(self).setdefault("_edbatch_before", before)  # a set_grad_enabled is entered twice: made, and entered
+        result = original(self, *args)  # no_grad makes a set_grad_enabled, which comes here, too
+        vars(self).setdefault("_edbatch_before", before)  # set_grad_enabled acts when made, and when entered
         recorder.grad_in_training = _GRAD_MODES[type(self)](self)
         recorder.refresh_context()
         return result
@@ -118,7 +120,7 @@ def _leaving(original: Any) -> Any:
 
 
 def _record_applied(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """`autograd.Function.apply` does not ask for torch functions: on lazy values the call is recorded here."""
+    """Record `autograd.Function.apply` on lazy values: torch does not offer this call to modes."""
     recorder = active.get()
     if recorder is None:
         return function(*args, **kwargs)
@@ -127,7 +129,7 @@ def _record_applied(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     is_shared = tensors and all(t in recorder.shared for t in tensors)
 
-    def call(*args: Any, **kwargs: Any) -> Any:  # what it calls inside, without gradients, is not recorded by itself
+    def call(*args: Any, **kwargs: Any) -> Any:  # torch functions that it calls inside are not recorded
         recorder.suspended = True
         try:
             return function(*args, **kwargs)
@@ -138,7 +140,8 @@ def _record_applied(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
 
 
 def _recording_stack(original: Any) -> Any:
-    """`torch.stack` looks at every element for its torch function, 0.3 µs each: lists of lazy values go another way."""
+    """`torch.stack` with a short cut for lists of lazy values. Torch would ask each one for `__torch_function__`, which
+    takes 0.3 µs."""
 
     @functools.wraps(original)
     def stack(*args: Any, **kwargs: Any) -> Any:
@@ -153,7 +156,7 @@ def _recording_stack(original: Any) -> Any:
 
 
 def _recording_cat(original: Any) -> Any:
-    """`torch.cat` of kinds that were seen before takes a short way, too. Modes of the user's own do not see it."""
+    """`torch.cat` with a short cut for arguments like those of an earlier call. The user's own modes do not see it."""
 
     @functools.wraps(original)
     def cat(*args: Any, **kwargs: Any) -> Any:
@@ -173,7 +176,7 @@ _GRAD_MODES: dict[type, Callable[[Any], bool]] = {
 
 
 def _refusing(original: Any) -> Any:
-    """A function of torch.func's, in C, that takes any tensor by `isinstance`: it would read a lazy value's memory."""
+    """Refuses lazy values for a C function of torch.func that only asks `isinstance` and would read their memory."""
 
     @functools.wraps(original)
     def function(*args: Any, **kwargs: Any) -> Any:
@@ -198,11 +201,11 @@ for _holder, _name, _make in (
 
 
 class Shortcuts:
-    """Child modules as entries of their parents' `__dict__`, where Python finds them first. Only a matter of speed."""
+    """Child modules as entries of their parents' `__dict__`, where Python finds them first. Only for speed."""
 
-    buffers: list[dict[str, Any]]  # the tables of all modules
-    _children: list[dict[str, Any]]  # likewise
-    _items: list[tuple[Any, ...]]  # what those held at the last look
+    buffers: list[dict[str, Any]]  # of every module the table of its buffers
+    _children: list[dict[str, Any]]  # of every module the table of its children
+    _items: list[tuple[Any, ...]]  # what the tables of children held at the last look: keys and values in turn
     _entries: tuple[tuple[dict[str, Any], str, nn.Module], ...]
 
     def __init__(self, root: nn.Module | None):
@@ -218,7 +221,7 @@ class Shortcuts:
             for name, child in children_in(parent).items()
             if child is not None
         ]
-        self.__dict__.update(  # at once: another thread, or an interrupt, finds the one look or the other
+        self.__dict__.update(  # in one step: another thread, or an interrupt, sees all of the old look or of the new
             buffers=[buffers_in(module) for module in modules],
             _children=children,
             _items=[tuple(chain.from_iterable(table.items())) for table in children],
@@ -232,9 +235,9 @@ class Shortcuts:
 
 
 def recording(recorder: Recorder, shortcuts: Shortcuts, function: Callable[..., T], *args: Any) -> T:
-    """What a function gives; everything this thread calls inside is recorded.
+    """Run a function, and record everything that this thread calls inside.
 
-    Thousands of live lazy values make the collector of garbage run often, and in vain: it pauses.
+    The garbage collector pauses meanwhile: thousands of live lazy values would make it run often, and in vain.
     """
     contexts = _Clean(recorder, shortcuts), Surroundings(active, applying), hooked(shortcuts.entries())
     return cast(T, inside(contexts, _record, recorder, function, *args))
@@ -248,7 +251,7 @@ def _record(recorder: Recorder, function: Callable[..., T], *args: Any) -> T:
 
 
 class _Clean:
-    """A context at whose end nothing holds lazy values: known calls are forgotten, and buffers are what they were."""
+    """A context after which nothing keeps lazy values alive: known calls are forgotten, and buffers are put back."""
 
     def __init__(self, recorder: Recorder, shortcuts: Shortcuts):
         self._recorder, self._shortcuts = recorder, shortcuts
@@ -272,7 +275,7 @@ class _Clean:
 
 
 def one_by_one(function: Callable[..., T], *args: Any) -> T:
-    """What a function gives that is a plain loop over examples: nothing is recorded."""
+    """Run a function that is a plain loop over examples: nothing is recorded."""
     return cast(T, inside((Surroundings(active, applying, plain_loop), hooked()), _plain, function, *args))
 
 

@@ -1,7 +1,9 @@
-"""Questions that torch answers without computing anything, asked of lazy values.
+"""Questions to lazy values: methods and properties of tensors that compute nothing, such as `dim()` and
+`requires_grad`.
 
-What follows from shape, dtype and device is answered at once, and so is whether gradients are required. Where a value
-lies in memory is known of tensors from outside only. What would need the value itself is a reading of it.
+In: a call on lazy values, which stand for tensors and have no numbers yet. Out: the answer, or NotImplemented if the
+call is no question. Shape, dtype and device are known, and whether gradients are required. Where a value lies in memory
+is known only of tensors that the user's function got or made itself. What would need the numbers is refused.
 """
 
 from __future__ import annotations
@@ -131,7 +133,7 @@ def _name(func: Any) -> str:
 
 
 def _functions(name: str) -> list[Any]:
-    """What asks a question: the method or property of a tensor, and the function of torch's of that name."""
+    """The callables that ask a question: the method or property of tensors, and torch's function, of this name."""
     found = [getattr(torch.Tensor, name, None), getattr(torch, name, None)]
     return [f if callable(f) else f.__get__ for f in found if f is not None and (callable(f) or hasattr(f, "__get__"))]
 

@@ -1,8 +1,9 @@
-"""The recorder: every call of a cell or torch function on lazy values becomes one node. The only code that runs per
-node.
+"""The recorder: every call of a cell or torch function on lazy values becomes one node of a graph.
 
-A call's type is found by one dictionary look-up of its signature; a signature that is new to the recording is
-*defined*, see `entries`.
+In: calls, from `interception` and from the methods of lazy values. Out: at once, lazy values for the results of a call;
+at the end, a `Recording`. A node's type says which nodes may run together. It follows from the signature of the call
+(its target, the specs of operands, constants) and is found by one look-up in a dictionary. `entries.define` makes the
+type of a signature that is new to the recording. Only the code here runs once per node, so it has to be quick.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from edbatch.spec import OWN_RULES, Spec, is_tensor, own_rules
 from edbatch.torch_insides.modes import DisableTorchFunction, set_grad_enabled
 from edbatch.torch_insides.modules import backward_hooks_in, compiled_call_of
 
-# What these give of a parameter does not change as long as its module is the same.
+# Questions whose answers for a parameter stay the same as long as its module does not change.
 METADATA = {
     *[getattr(torch.Tensor, name) for name in ("size", "dim", "numel", "is_floating_point", "is_complex", "__len__")],
     *[getattr(torch.Tensor, name).__get__ for name in ("shape", "dtype", "device", "ndim", "requires_grad", "is_cuda")],
@@ -55,9 +56,9 @@ MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
 
 class Called(NamedTuple):
-    """A module or marked function that was called, with the modules it was called on, and what kind of cell it is."""
+    """A module or marked function that was called, the modules among its arguments, and its cell, if it is one."""
 
-    targets: tuple[Any, ...]  # kept alive: their identities are nobody else's
+    targets: tuple[Any, ...]  # kept alive, so that nothing else gets their ids
     cell: Cell | None
     key: Hashable
 
@@ -72,38 +73,38 @@ class Recorder:
         self.types, self.args = Numbers(), Numbers()
         self.add_type, self.add_args = self.types.append, self.args.extend
         self.node_types: list[NodeType] = []
-        self.plain: set[int] = set()  # the identities of modules that are no cells
+        self.plain: set[int] = set()  # the ids of modules that are no cells
         self.signatures: list[Signature] = []  # of each type
         self.starts: list[int] = []  # the first node of every example
-        self.changing: str | None = None  # why the present example cannot be known by its key
+        self.changing: str | None = None  # why this example has to be recorded again, even if its key is known
         self.is_open = True
         self.suspended = False
         self._kinds: dict[Spec, Kind] = {}
         self._outside: list[torch.Tensor] = []
         self._outside_specs: list[Spec] = []
         self._outside_of: dict[int, Lazy] = {}
-        self._read: list[torch.Tensor] = []  # parameters and buffers that something was computed of while recording
-        self._by_memory: dict[int, list[int]] = {}  # the numbers of the inputs from outside that lie in a storage
+        self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
+        self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
         self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
-        self._called: dict[tuple[int, ...], Called] = {}  # by the identities of targets and owners
+        self._called: dict[tuple[int, ...], Called] = {}  # by the ids of a target and its owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
-        self._turn: int | None = None  # what the last call gave that changes what later ones read, see `in_order`
+        self._turn: int | None = None  # what the next call with side effects reads, to run after the last: `in_order`
         self.lineage = Lineage(self)
         self.overwritten = writes.Overwritten(self)
-        self.sums_grow_in: Context | None  # the context; None while nothing can be recorded
+        self.sums_grow_in: Context | None  # the present context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
         self.outer = self.context
 
     def begin(self, example: Sequence[Any]) -> list[Any]:
-        """The next example begins: its arguments, tensors among them as lazy values."""
+        """Begin the next example; returns its arguments, with lazy values in place of tensors."""
         self.starts.append(len(self.types))
         return [self.outside(x) if isinstance(x, torch.Tensor) else x for x in example]
 
     def end(self, output: Any) -> Any:
-        """The example ends: its results, of which sums that are pending are recorded."""
+        """End the example; returns its results. Sums among them that are still pending are recorded now."""
         output = self.overwritten.swapped(output)
         settle(output, self)
         return output
@@ -116,7 +117,7 @@ class Recorder:
         context = Context.current()
         self.context = self.sums_grow_in = self._contexts.setdefault(context, context)
         self.entries = self._entries_of.setdefault(self.context, {})
-        # No grad mode inside of the call changes anything: what equals a value that a node gives is that value.
+        # Whether grad modes inside the batched call change nothing. Then 0 + x is x, if a node gives x.
         self.is_usual = self.grad_in_training and (context.grad or len(self._contexts) == 1)
 
     def kind(self, spec: Spec) -> Kind:
@@ -126,13 +127,13 @@ class Recorder:
         return found
 
     def outside(self, tensor: torch.Tensor) -> Lazy:
-        """A plain tensor as an operand; the same tensor is one value however often it is used."""
+        """The lazy value of a plain tensor; the same tensor is one value, however often it is used."""
         known = self._outside_of.get(id(tensor))
         if known is None and self.overwritten.values:
             known = self.overwritten.swapped(tensor)
             known = None if known is tensor else known
         if known is None:
-            with DisableTorchFunction():  # else every attribute of a tensor would pass through the mode
+            with DisableTorchFunction():  # else our look at its attributes would reach the mode that records
                 spec, memory = Spec.of(tensor), memory_of(tensor)
                 if (special := own_rules(tensor)) is not None:
                     raise RecordingError(f"a tensor of class {special} {OWN_RULES}")
@@ -149,18 +150,18 @@ class Recorder:
         return known
 
     def forget_outside(self, tensor: torch.Tensor) -> None:
-        """The next use of a tensor is no use of the value it had."""
+        """Let the next use of a tensor be a new value, because the tensor has changed."""
         self._outside_of.pop(id(tensor), None)
 
     def num_uses(self, tensor: torch.Tensor) -> int:
         return sum(used is tensor for used in self._outside)
 
     def tensor_of(self, ref: int) -> torch.Tensor:
-        """The plain tensor that an operand from outside stands for."""
+        """The plain tensor that a negative reference stands for."""
         return self._outside[-1 - ref]
 
     def _protect(self, written: list[torch.Tensor]) -> None:
-        """Before these are written in place: operands that lie in their memory are copied as they are now."""
+        """Called before tensors are written in place: what nodes read from their memory is copied as it is now."""
         self.changing = "it writes a tensor in place"
         used = {memory_of(tensor) for node_type in self.node_types for tensor in node_type.shared}
         for memory in map(memory_of, written):
@@ -206,7 +207,7 @@ class Recorder:
         )
 
     def _check_written(self) -> None:
-        """What a cell writes while it runs one by one nobody else may read whose order is open."""
+        """Raise if a cell writes a tensor in place that other nodes read, and nothing says which of them runs first."""
         for t in [t for t in self.node_types if t.kernel.changes]:
             memories = {memory_of(tensor) for tensor in t.kernel.changes}
             ordered = [o for o in self.node_types if isinstance(o.kernel, InOrder)]
@@ -221,7 +222,7 @@ class Recorder:
     # ---- values
 
     def resolve(self, value: Lazy) -> Any:
-        """A value with a reference: pending sums are recorded now, rows become a value of fixed length."""
+        """The value with a reference: a pending sum is recorded now, a stack of any length gets a fixed length."""
         if value.kind.recorder is not self or not self.is_open:
             raise leaked(value)
         if type(value) is PendingSum:
@@ -247,7 +248,7 @@ class Recorder:
         return node
 
     def drops_grad(self, value: Lazy) -> bool:
-        """Whether a result that equals a value is another one because it has no gradient here."""
+        """Whether 0 + value is not the value itself, because here the result has no gradient."""
         if not self.grad_in_training:
             return True
         if self.context.grad:
@@ -259,7 +260,7 @@ class Recorder:
         return writes.write(self, value, result)
 
     def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:
-        """The entry of a signature in a context; `make` gives its type when it is new to this recording."""
+        """The entry of a signature in a context (grad mode, autocast); if it is new, `make` gives its type."""
         entries = self.entries if context is None else self._entries_of[context]
         found = entries.get(key)
         if found is None:
@@ -322,7 +323,7 @@ class Recorder:
         return self.of_one_row(target, args, kwargs, cell)
 
     def of_one_row(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
-        """The same of a call whose other arguments, such as dimensions, are those for one row."""
+        """Like `row_wise`, for a call whose other arguments, such as dimensions, are already those for one row."""
         length = next(a.length for a in args if type(a) is Rows)
         return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
 
@@ -344,7 +345,7 @@ class Recorder:
         return self.add(found, parts.flat, length)
 
     def _in_turn(self, entry: Entry, flat: Sequence[int]) -> Any:
-        """A call that changes what later calls read: it comes after the one before it."""
+        """Record a call with side effects. It reads an output of the last such call, so that it runs after that."""
         self.changing = CHANGES
         if self._turn is None:
             self._turn = self.outside(TURN.empty()).ref
@@ -363,7 +364,7 @@ class Recorder:
         return getitem(self, value, key)
 
     def record_op(self, func: Callable[..., Any], args: tuple[Any, ...], parts: Parts | None = None) -> Any:
-        """A call of an op on these arguments; `parts` says how they are taken apart, if not as of torch's functions."""
+        """Record a call; `parts` says how its arguments are taken apart, if not like those of torch functions."""
         return self._record(func, args, {}, parts or Parts(self))
 
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -411,7 +412,7 @@ class Recorder:
             args = args[0], with_known_masks(self, args[0].shape, args[1])
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
         if like is not None and like.is_float and like.dtype.itemsize == 2:
-            like = None  # torch computes x * 0.1 in float32 here; a column of 16 bits would round the number first
+            like = None  # torch computes x * 0.1 in float32 here; as data of 16 bits the number would be rounded first
         return self._record(func, args, kwargs, Parts(self, number_like=like))
 
     def _without_lazy(self, func: Callable[..., Any], args: Any, kwargs: Any, leaves: list[Any]) -> Any:

@@ -1,7 +1,9 @@
 """Results of a batched function: from one pytree per example to stacked, concatenated, padded or listed tensors.
 
-Before running, `Results.collect` notes which values to gather, grouped by leaf and spec. After running, `assemble` puts
-the gathered tensors together by the rule that `stack=` names, and the results of plain loops over examples likewise.
+In, before anything is computed: what the function returned for each example, with lazy values in place of tensors.
+`Results.collect` notes which values are to be gathered, in groups of one leaf and one spec (shape, dtype, device). In,
+afterwards: one tensor per group. Out: the return value of the batched call, which `Results.assemble` makes of them as
+`stack=` says. Results of a plain loop over examples are put together likewise.
 """
 
 from __future__ import annotations
@@ -29,10 +31,13 @@ STACKS = (True, False, "cat", "pad")
 
 
 class Value(NamedTuple):
-    """A recorded value among the results of one example: one, or `length` rows by themselves or by one reference."""
+    """A recorded value among the results of one example.
+
+    how: "one" is a single value; a stack of `length` values is "listed" (a reference each) or "ragged" (one for all).
+    """
 
     spec: Spec
-    how: str  # "one", "listed" or "ragged"
+    how: str
     refs: tuple[int, ...]
     length: int = 1
 
@@ -49,15 +54,15 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Group:
-    """Values of one leaf and one spec: `refs` to gather, for the given examples; with `lengths`, so many rows each."""
+    """Values of one leaf and one spec: the references to gather, and their examples; of stacks also their lengths."""
 
     leaf: int
     spec: Spec
     examples: tuple[int, ...]
     refs: Ints
     lengths: tuple[int, ...] | None = None
-    is_ragged: bool = False  # refs are of values of several rows, not of single rows
-    needs_grad: bool = False  # not known before the needs of a plan are
+    is_ragged: bool = False  # each reference is of a whole stack, not of one of its rows
+    needs_grad: bool = False  # set later, when it is known what takes part in backward
 
     def pieces(self, tensor: Tensor) -> Sequence[Tensor]:
         return tensor.unbind(0) if self.lengths is None else tensor.split(self.lengths)  # type: ignore[no-untyped-call]
@@ -132,8 +137,8 @@ class Results:
     def check(self, recording: Recording) -> None:
         """Raise an AssertionError that names the first leaf at fault, if there is one.
 
-        Every leaf has a value for every example, and what of it was recorded is in one group, by references to values
-        of the recording of its spec.
+        Every leaf has a value for every example. Each recorded one is in exactly one group, and references lead to
+        values of the group's spec.
         """
         from edbatch.recording.checking import check_results
 
@@ -148,7 +153,7 @@ LEAVES = {Lazy, Rows, PendingSum, Tensor}
 
 
 def _is_flat(output: Any) -> bool:
-    """Whether an output is a plain tuple of values; other outputs may be, too, and are looked at more closely."""
+    """A quick look whether an output is a plain tuple of values. If it says no, pytree looks more closely."""
     return type(output) is tuple and LEAVES.issuperset(map(type, output))
 
 
@@ -178,7 +183,7 @@ def structure_of(output: Any) -> tuple[pytree.TreeSpec, list[str]]:
 
 
 def settle(output: Any, recorder: Recorder) -> None:
-    """Record what is pending among the results of an example, where it ends: sums, and rows stacked under no_grad."""
+    """Record what is still pending among the results when an example ends: sums, and rows stacked under no_grad."""
     if type(output) is Lazy:
         return
     for value in output if _is_flat(output) else pytree.tree_leaves(output):
@@ -197,7 +202,7 @@ def _groups_of_lazy(leaf: int, values: Sequence[Any], recorder: Recorder) -> lis
 
 
 def _group_alike(leaf: int, values: Sequence[Any], recorder: Recorder) -> Group | None:
-    """The group of values that are all of one kind, or all lists of such; None for others."""
+    """The group of values that are all of one kind, or all stacks of values of one kind; None for others."""
     kind = values[0].kind if isinstance(values[0], Lazy) else None
     if kind is None or kind.recorder is not recorder or any(getattr(v, "kind", None) is not kind for v in values):
         return None
@@ -211,7 +216,7 @@ def _group_alike(leaf: int, values: Sequence[Any], recorder: Recorder) -> Group 
 
 
 def groups(leaf: int, values: Sequence[Any]) -> list[Group]:
-    """The recorded ones among the values of a leaf, by spec and kind."""
+    """The recorded ones among the values of a leaf, in groups by spec and `how`."""
     found: dict[Any, tuple[list[int], list[int], list[int]]] = {}
     for i, value in enumerate(values):
         if type(value) is Value:
@@ -229,7 +234,7 @@ def groups(leaf: int, values: Sequence[Any]) -> list[Group]:
 
 
 def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:
-    """The assembled leaf when one group holds all of it and no piece need be touched; else None."""
+    """The assembled leaf, if one group holds all of it and its tensor can be used as it is; else None."""
     if group.lengths is None:
         if stack == "cat":
             rows = tensor.shape[1] if tensor.dim() > 1 else 1  # a value without dimensions is one row

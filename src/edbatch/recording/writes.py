@@ -1,7 +1,8 @@
-"""Calls that write arguments in place: the caller's lazy value is rebound.
+"""Writes in place while a function is recorded: `value += …`, `inplace=True`, cells that write their arguments.
 
-torch writes into memory, which all values that share it see. A lazy value has no memory: it is made to refer to what
-the write gives. That is the same as long as no other value shares its memory, which is refused.
+Torch writes into memory, and all tensors that share the memory see it. A lazy value, which stands for a tensor that is
+not computed yet, has no memory. Instead it is changed to refer to the result of the write. That means the same as long
+as no other value would share its memory in torch; where one would, the write is refused.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ def record(recorder: Recorder, entry: Entry, parts: Parts, length: int | None) -
     kernel, values = entry.type.kernel, parts.values
     for i in kernel.writes:
         value = values[i]
-        if value is not None:  # not a number, which nobody sees any more
+        if value is not None:  # None is a number, which nobody sees change
             check_writable(recorder, value, [v for j, v in enumerate(values) if j != i])
-    given = [None if i is None else values[i] for i in kernel.same]  # of the results
+    given = [None if i is None else values[i] for i in kernel.same]  # for each result the argument that it is, if any
     node = recorder.add_node(entry, parts.flat)
     outputs = entry.values(node, length)
     first = len(outputs) - len(kernel.writes)
@@ -63,7 +64,7 @@ def write(recorder: Recorder, value: Lazy, result: Any) -> Lazy:
 
 
 def check_writable(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -> None:
-    """Raises if a write would be seen elsewhere in torch, where it cannot be seen here."""
+    """Raise if, in torch, other values would change with this one: here they would not."""
     why = _reason(recorder, value, others)
     if why is not None:
         raise InPlaceError(
@@ -92,7 +93,7 @@ def _reason(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -> str |
 
 
 def _rebind(value: Any, result: Any) -> None:
-    """Let a lazy value be what another one is. What was recorded of it before is of the old value."""
+    """Make a lazy value refer to what another one refers to. Calls recorded before still read the old value."""
     if type(value) is Rows:
         value.ref, value.elements, value.whole, value.context = (
             result.ref,
@@ -109,7 +110,7 @@ class Overwritten:
     """Plain tensors that lazy values were written into: `total = torch.zeros(3); total += value`.
 
     Such a tensor stands for the result from then on, wherever it is used in the same call. Nobody may hold it when the
-    call ends, for there are no numbers in it.
+    call ends, because the numbers of the result are not in it.
     """
 
     def __init__(self, recorder: Recorder):
@@ -117,7 +118,7 @@ class Overwritten:
         self.values: dict[int, tuple[torch.Tensor, Lazy]] = {}
 
     def write(self, tensor: torch.Tensor, result: Any) -> Any:
-        """`tensor += …` with a lazy result, which is what the name of the tensor now stands for."""
+        """`tensor += …` with a lazy result: from now on the tensor stands for the result."""
         with DisableTorchFunction():
             why = self._reason(tensor, result)
         if why is not None:
@@ -147,7 +148,7 @@ class Overwritten:
         return pytree.tree_map_only(is_tensor, lambda t: self.values.get(id(t), (t, t))[1], tree)
 
     def check(self) -> None:
-        """At the end of the call: raises if somebody still holds such a tensor."""
+        """Called at the end: raise if somebody still holds such a tensor."""
         alone = _num_references((object(), None))
         for pair in self.values.values():
             if _num_references(pair) > alone + self._recorder.num_uses(pair[0]):
@@ -158,5 +159,5 @@ class Overwritten:
 
 
 def _num_references(pair: tuple[Any, Any]) -> int:
-    """Of the first of a pair. How many of them are ours depends on the version of Python."""
+    """The reference count of the first of a pair. How many of them are our own depends on the version of Python."""
     return sys.getrefcount(pair[0])

@@ -1,6 +1,9 @@
-"""Dynamo, which sees every Python frame. Nothing here imports it, which takes seconds; `stance` needs it imported.
+"""What we use of dynamo, the part of torch.compile that looks at every Python frame.
 
-What dynamo could see being called is in C, or a function that is called while it does not look."""
+Nothing here imports dynamo, because that takes seconds; `stance` and `set_stance` may be called only after somebody
+else has. Dynamo must not trace our own calls of these functions: they are in C, or are called while it does not look at
+frames.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,15 @@ from typing import Any
 
 import torch
 
-MODULE = "torch._dynamo"  # in sys.modules: something may be compiled
+MODULE = "torch._dynamo"  # if this is in sys.modules, something may be compiled
 _frames: Any = torch._C._dynamo.eval_frame
-# What looks at frames: None during a call. It gives what did before; what torch 2.6 has for asking loses references.
+# Sets the callback that looks at frames (None during a batched call) and returns the one before. We never only ask for
+# it: the function for that loses references in torch 2.6.
 set_frame_callback: Any = _frames.set_eval_frame
 
 
 def skip_frames_of(code: CodeType) -> None:
-    """Dynamo is not to look at frames of this code. Torch 2.6 has `skip_code`; in 2.13 a strategy says so."""
+    """Tell dynamo not to look at frames of this code: by `skip_code` in torch 2.6, by a strategy in 2.13."""
     if hasattr(_frames, "skip_code"):
         _frames.skip_code(code)
     else:
@@ -25,17 +29,20 @@ def skip_frames_of(code: CodeType) -> None:
 
 
 def stance() -> Any:
-    """What torch.compiler.set_stance has set, in all threads; torch offers no way to ask."""
+    """What torch.compiler.set_stance has set, for all threads; torch has no public function that tells."""
     return torch._dynamo.eval_frame._stance
 
 
 def set_stance(wanted: Any) -> None:
-    """As `stance` was, or by its name; torch.compiler.set_stance of torch 2.6 asks what looks at frames, see above."""
+    """Set a stance, given by its name or as `stance` returned it.
+
+    Not by torch.compiler.set_stance: in torch 2.6 it asks for the frame callback, which loses references.
+    """
     made = torch._dynamo.eval_frame.DynamoStance(wanted) if isinstance(wanted, str) else wanted
     torch._dynamo.eval_frame._stance = made
 
 
 def keep_out(function: Any, why: str) -> None:
-    """Code that calls a function is compiled up to here, and from here on; torch.compiler.disable imports dynamo."""
+    """Let compiled code stop at a call of this function, and go on after it. torch.compiler.disable imports dynamo."""
     function._torchdynamo_disable = True
     function._torchdynamo_disable_msg = why

@@ -1,4 +1,8 @@
-"""Fake tensors: shape, dtype and device without data. Capture runs cells on them."""
+"""torch's fake tensors, which have shape, dtype and device but no data.
+
+To capture a cell (a part of the model), its function runs once on fake tensors, and the ops that it calls are noted.
+`UnfinishedFakeMode` makes such tensors without importing torch's compiler.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ from typing import Any
 
 import torch
 import torch._functorch.config
-from torch._subclasses.fake_impls import op_implementations_checks  # (which ops, rule), …: ops that need torch's rules
+from torch._subclasses.fake_impls import op_implementations_checks  # pairs (check, rule): ops with special rules
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,  # raised by `if tensor:`, item() and the like
     DynamicOutputShapeException,  # raised by nonzero() and the like
-    FakeTensor,  # made by hand where the result of an op is known without torch's mode
+    FakeTensor,  # made by us where the result of an op is known without torch's mode
     FakeTensorMode,  # for devices and ops that capture does not treat by itself
     UnsupportedFakeTensorException,  # raised by ops without shape inference
     UnsupportedOperatorException,  # likewise
-    in_kernel_invocation_manager,  # views of fake tensors, by the kernels of the meta device
+    in_kernel_invocation_manager,  # to make views of fake tensors, by the kernels of the meta device
 )
 
 from edbatch.torch_insides.modes import TorchDispatchMode
@@ -31,11 +35,11 @@ __all__ = [
     "has_own_rule",
     "in_kernel_invocation_manager",
 ]
-LOG = logging.getLogger("torch._subclasses.fake_tensor")  # writes a page where an error alone is enough
+LOG = logging.getLogger("torch._subclasses.fake_tensor")  # logs a page for errors that we handle
 
 
 class UnfinishedFakeMode(FakeTensorMode):
-    """torch's mode as far as making fake tensors and views of them goes; the rest, with the compiler, by `finish`."""
+    """FakeTensorMode with what fake tensors and their views need; `finish` adds the rest, and imports the compiler."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
@@ -48,14 +52,14 @@ class UnfinishedFakeMode(FakeTensorMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        return False  # the wrapper would import the compiler
+        return False  # else torch would wrap our methods, and the wrapper imports the compiler
 
     def finish(self) -> None:
-        """Gets what only torch's way of doing things needs, from a mode that torch has made."""
+        """Add the other attributes of a FakeTensorMode, which only torch's own handling of ops needs."""
         if not self.is_finished:
             self.__dict__ = vars(FakeTensorMode()) | self.__dict__ | {"is_finished": True}
 
 
 def has_own_rule(op: Any) -> bool:
-    """Whether torch's mode treats an op by a rule of its own, for what its results look like may depend on data."""
+    """Whether FakeTensorMode has a special rule for an op; the shapes of its results may depend on data."""
     return any(check(op) for check, _ in op_implementations_checks)

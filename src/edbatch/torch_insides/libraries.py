@@ -1,4 +1,4 @@
-"""torch's shared libraries, and two symbols in them."""
+"""Addresses in torch's shared libraries: of the C++ object for "no tensor", and of MKL's batched matrix products."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from pathlib import Path
 import torch
 
 _FOLDER = Path(torch.__file__).parent / "lib"
-GEMM = {torch.float32: "cblas_sgemm_batch", torch.float64: "cblas_dgemm_batch"}  # MKL's, many products by one call
+GEMM = {torch.float32: "cblas_sgemm_batch", torch.float64: "cblas_dgemm_batch"}  # of MKL: many products in one call
 
 
 def undefined_tensor() -> int:
-    """The address of what C++ takes for no tensor. A lazy value shows it to code in C that takes it for a tensor.
+    """The address of the C++ object that stands for "no tensor".
+
+    A lazy value holds it where a tensor has its data: C code that takes the value for a tensor finds it, and raises.
 
     Raises:
-        OSError: the library has another name here.
-        ValueError: it does not export this.
+        OSError: the library has another name on this platform.
+        ValueError: the library does not export the symbol.
     """
     library = ctypes.CDLL(str(_FOLDER / "libc10.so"))
     return ctypes.addressof(ctypes.c_char.in_dll(library, "_ZN3c1019UndefinedTensorImpl10_singletonE"))
 
 
 def batched_gemm(dtype: torch.dtype) -> int:
-    """The address of MKL's batched GEMM, which products of a fused kernel call; 0 where there is none."""
+    """The address of MKL's batched GEMM, which matrix products in fused kernels call; 0 where there is none."""
     name, library = GEMM.get(dtype), _FOLDER / "libtorch_cpu.so"
     has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
     if name is None or not has_mkl or not library.exists():

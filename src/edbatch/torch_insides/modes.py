@@ -1,5 +1,9 @@
-"""Modes of the present thread, and how to set them back: who sees torch's functions and ops, gradients, autocast,
-inference, functionalization, and what autograd is about to do."""
+"""The modes of torch in the present thread, and how to put them back.
+
+Modes are: the objects that see torch's functions and ops, grad mode, autocast, inference mode, functionalization. Also
+here: what autograd does at the moment. An interrupt such as Ctrl-C may leave modes behind; `torch_state` puts them back
+with these functions.
+"""
 
 from __future__ import annotations
 
@@ -9,25 +13,25 @@ from typing import Any
 import torch
 from torch.utils import _python_dispatch as _dispatch
 
-TorchDispatchMode = _dispatch.TorchDispatchMode  # sees every op: those of a body, and whether one draws random numbers
-without_dispatch_modes = _dispatch._disable_current_modes  # capture and rehearsals compute as if nobody saw their ops
-dispatch_modes: Any = _dispatch._get_current_dispatch_mode_stack  # what must be there again after an interrupt
-DisableTorchFunction = torch._C.DisableTorchFunction  # our own questions to tensors are not recorded
+TorchDispatchMode = _dispatch.TorchDispatchMode  # sees every op: to capture cells, and to notice random ops
+without_dispatch_modes = _dispatch._disable_current_modes  # hides the ops of captures and trial runs from modes
+dispatch_modes: Any = _dispatch._get_current_dispatch_mode_stack  # the stack, to be put back after an interrupt
+DisableTorchFunction = torch._C.DisableTorchFunction  # so that what we ask of tensors is not recorded
 DisableAutocast = torch._C._DisableAutocast  # kernels and gradients compute in the dtypes that were recorded
-InferenceMode = torch._C._InferenceMode  # left for a while, by a context that no interrupt breaks: see `Made`
-set_grad_enabled = torch._C._set_grad_enabled  # what a user's `no_grad` calls, as modes see it; and puts grad mode back
+InferenceMode = torch._C._InferenceMode  # entered as False: inference mode is left for a while; see `Made`
+set_grad_enabled = torch._C._set_grad_enabled  # what modes see if a user enters `no_grad`; also to put grad mode back
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled  # one question instead of one per device, for every call
 
-num_function_modes = torch._C._len_torch_function_stack  # what an interrupt left on the stack is above this
-pop_function_mode = torch._C._pop_torch_function_stack  # such a one is taken off
-get_function_state: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]  # torch functions seen at all?
-set_function_state: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]  # as before an interrupt
-num_dispatch_modes = torch._C._len_torch_dispatch_stack  # somebody sees every op: no fused kernels, no pooled memory
+num_function_modes = torch._C._len_torch_function_stack  # size of the stack; an interrupt may leave more on it
+pop_function_mode = torch._C._pop_torch_function_stack  # takes off what an interrupt left
+get_function_state: Any = torch._C._get_torch_function_state  # type: ignore[attr-defined]  # on or off
+set_function_state: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]  # to put it back
+num_dispatch_modes = torch._C._len_torch_dispatch_stack  # if any, it sees every op: no fused kernels, no pool
 
 keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # memory is released unless retain_graph=True
 set_saving_traced: Any = torch._C._autograd._saved_tensors_hooks_set_tracing  # capture calls no hooks for saved tensors
 
-is_functional = torch._is_functional_tensor  # made by capture, of a body that writes in place
+is_functional = torch._is_functional_tensor  # a wrapper that capture makes if a cell writes in place
 _FUNCTIONALIZE = torch._C.DispatchKey.Functionalize
 
 
@@ -37,7 +41,7 @@ def is_functionalizing() -> bool:
 
 
 def functionalize(on: bool) -> None:
-    """Turns torch's functionalization on or off in this thread: a body that writes in place is captured by it."""
+    """Turn functionalization on or off in this thread; with it, writes in place are captured as ops without writes."""
     if on != is_functionalizing():
         if on:
             torch._enable_functionalization(reapply_views=True)
@@ -46,21 +50,24 @@ def functionalize(on: bool) -> None:
 
 
 def to_functional(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that may be written in place while functionalization is on, with the gradient of the one inside."""
+    """A wrapper that may be written in place while functionalization is on; its autograd state is the tensor's."""
     wrapped = torch._to_functional_tensor(tensor)
     torch._mirror_autograd_meta_to(tensor, wrapped)  # type: ignore[attr-defined]
     return wrapped
 
 
 def from_functional(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor inside, after all writes: an op was recorded that made it."""
+    """The tensor inside a wrapper after all writes: the result of an op that was captured."""
     torch._sync(tensor)  # type: ignore[attr-defined,no-untyped-call]
     return torch._from_functional_tensor(tensor)
 
 
 def put_back_dispatch_modes(modes: Sequence[Any]) -> None:
-    """These see ops in this thread, and no others that an interrupt left. Torch's notes of it, by which dynamo decides
-    whether to compile anything at all, are right again, too; one of them is in torch 2.13 and not in 2.6."""
+    """Make these the modes that see ops in this thread, in place of those that an interrupt left.
+
+    Torch's flags about modes are set right, too: by them dynamo decides whether to compile anything at all. One of them
+    is in torch 2.13 and not in 2.6.
+    """
     for _ in dispatch_modes():
         _dispatch._pop_mode()
     for mode in modes:
@@ -75,8 +82,8 @@ def put_back_dispatch_modes(modes: Sequence[Any]) -> None:
 
 
 class QuietDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode whose methods torch does not wrap: the wrapper, of torch 2.13 and not of 2.6, would import the
-    compiler."""
+    """A dispatch mode whose methods torch does not wrap: the wrapper, which torch 2.13 has and 2.6 has not, would
+    import the compiler."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

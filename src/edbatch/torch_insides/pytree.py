@@ -1,4 +1,4 @@
-"""Trees of lists, tuples, dicts and registered classes: torch's own, so that what is a leaf for torch is one for us."""
+"""Nested lists, tuples, dicts and registered classes, by torch's own functions: a leaf for torch is a leaf for us."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch.utils._pytree import (
     tree_flatten,  # results and arguments as a list and its TreeSpec
     tree_flatten_with_path,  # the same with the place of each leaf
     tree_leaves,  # tensors anywhere in arguments
-    tree_map_only,  # stand-ins for tensors anywhere in arguments
-    tree_structure,  # whether two results are put together alike
+    tree_map_only,  # other objects in place of tensors anywhere in arguments
+    tree_structure,  # whether two results have the same structure
     tree_unflatten,  # results of the user's own classes, from their leaves
 )
 

@@ -1,4 +1,6 @@
-"""torch.func and forward mode: whether one is around a call, and where they would take a lazy value for a tensor."""
+"""Transforms of torch.func (vmap, grad, jvp, …) and forward-mode autograd: whether a call is inside one, and which of
+their functions would take a lazy value for a tensor.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ import torch._functorch.eager_transforms
 import torch._functorch.vmap
 from torch.autograd import forward_ad
 
-num_transforms = torch._C._functorch.get_dynamic_layer_stack_depth  # one inside the other; an interrupt leaves some
-pop_transform = torch._C._functorch.pop_dynamic_layer_stack  # such a one is taken off
-innermost_transform = torch._C._functorch.peek_interpreter_stack  # None when no transform is around: else we refuse
-is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform: it has no memory to compare
+num_transforms = torch._C._functorch.get_dynamic_layer_stack_depth  # how deep they nest; an interrupt may leave some
+pop_transform = torch._C._functorch.pop_dynamic_layer_stack  # takes off what an interrupt left
+innermost_transform = torch._C._functorch.peek_interpreter_stack  # None outside of transforms; inside one we refuse
+is_wrapped = torch._C._functorch.is_functorch_wrapped_tensor  # made by a transform; has no memory of its own
 set_vmap_warns: Any = torch._C._functorch._set_vmap_fallback_warning_enabled  # type: ignore[attr-defined]  # a loop is fine
 
-# Functions in C that take any tensor by isinstance, and would read a lazy value's memory: (module, name).
+# (module, name) of functions in C that only ask isinstance(x, Tensor): they would read a lazy value as if it were one.
 UNCHECKED: tuple[tuple[Any, str], ...] = tuple(
     (module, name)
     for module in (torch._functorch.eager_transforms, torch._functorch.vmap)
@@ -23,7 +25,7 @@ UNCHECKED: tuple[tuple[Any, str], ...] = tuple(
     if name in vars(module)
 )
 
-# Files of torch whose frames say that an error came up inside a transform.
+# Parts of paths: a frame in such a file says that an error came up inside a transform.
 FILES = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")
 
 

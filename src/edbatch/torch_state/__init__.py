@@ -1,5 +1,6 @@
-"""The state of torch that a call changes or must not see: modes, replaced methods, hooks, the modules of a model.
+"""The state of torch that a batched call changes for a while, or must leave as it was.
 
-`inside(contexts, function)` runs a function and puts everything back, whatever interrupts it. Imports `torch_insides`
-and errors alone; any room that knows torch may import it.
+Modes, methods that are replaced, settings of dynamo, what modules hold. `inside(contexts, function)` runs a function
+and puts all of it back, even if Ctrl-C interrupts it. Imports only `torch_insides` and `errors`; any folder that uses
+torch may import it.
 """

@@ -1,8 +1,8 @@
-/* Changes for a while that are taken back whatever interrupts: `surroundings.py` says what for.
+/* Temporary changes that are taken back whatever interrupts them: `surroundings.py` says what for.
 
-Ctrl-C is noticed by Python between two instructions of its own, never inside a function written in C. So contexts are
-entered and left here, and methods of torch are put in place and back here: no interrupt comes between a change and
-what takes it back. */
+Python notices Ctrl-C between two of its own instructions, never inside a function written in C. So contexts are entered
+and left here, and methods of torch are replaced and put back here: no interrupt comes between a change and what takes
+it back. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -12,15 +12,15 @@ enum { MOST_CONTEXTS = 16, TRIES = 10 };
 
 static PyObject *enter_name, *exit_name;
 
-/* ---- inside: `with` that cannot be interrupted in between */
+/* ---- inside: a `with` statement that no interrupt can split */
 
 static PyObject *behind(PyObject *error) {
     PyObject *cause = PyException_GetCause(error);
     return cause != NULL ? cause : PyException_GetContext(error);
 }
 
-/* The error that stands for the present one: a KeyboardInterrupt that came up inside C code which did not expect any, or
-that torch's own clean-up did not survive. */
+/* Replace the present error by the KeyboardInterrupt that caused it, if one did. C code that does not expect an
+interrupt gives a SystemError instead, and torch's own clean-up after one may give a RuntimeError. */
 static void uncover_interrupt(void) {
     PyObject *kind, *value, *trace;
     if (!PyErr_ExceptionMatches(PyExc_SystemError) && !PyErr_ExceptionMatches(PyExc_RuntimeError)) return;
@@ -28,7 +28,7 @@ static void uncover_interrupt(void) {
     PyErr_NormalizeException(&kind, &value, &trace);
     PyObject *cause = value == NULL ? NULL : behind(value);
     for (int i = 0; i < TRIES && cause != NULL && !PyErr_GivenExceptionMatches(cause, PyExc_KeyboardInterrupt); i++)
-        Py_SETREF(cause, behind(cause)); /* C code that goes on after an error meets it again and again */
+        Py_SETREF(cause, behind(cause)); /* C code that goes on after an error raises it again and again */
     if (cause != NULL && PyErr_GivenExceptionMatches(cause, PyExc_KeyboardInterrupt)) {
         PyErr_SetObject((PyObject *)Py_TYPE(cause), cause);
         Py_XDECREF(kind);
@@ -40,9 +40,9 @@ static void uncover_interrupt(void) {
     Py_XDECREF(cause);
 }
 
-/* What the frames of an interrupted function still hold, contexts that they had no time to leave among it, is given up
-now, the innermost first, and not when the error is forgotten some day. An interrupt is what is no Exception: that of
-Ctrl-C, or the SystemExit of a handler for SIGTERM. */
+/* After an interrupt: clear the frames of the interrupted function, the innermost first. They may hold contexts that
+had no time to be left, and end when the frame drops them; else that would wait until somebody drops the error. An
+interrupt is an error that is no Exception: a KeyboardInterrupt, or the SystemExit of a handler for SIGTERM. */
 static void empty_frames(void) {
     PyObject *kind, *value, *trace;
     if (PyErr_ExceptionMatches(PyExc_Exception)) return;
@@ -52,7 +52,7 @@ static void empty_frames(void) {
         if (PyList_Append(frames, (PyObject *)at->tb_frame) < 0) PyErr_Clear();
     for (Py_ssize_t i = frames == NULL ? 0 : PyList_GET_SIZE(frames); i > 0; i--) {
         PyObject *done = PyObject_CallMethod(PyList_GET_ITEM(frames, i - 1), "clear", NULL);
-        if (done == NULL) PyErr_Clear(); /* it still runs */
+        if (done == NULL) PyErr_Clear(); /* the frame still runs */
         Py_XDECREF(done);
     }
     Py_XDECREF(frames);
@@ -60,8 +60,8 @@ static void empty_frames(void) {
     PyErr_Restore(kind, value, trace);
 }
 
-/* Leave a context. Whatever is raised while it is being left, an interrupt or the error of a handler for another signal,
-does not keep it from being left: that is tried again. The first error is the one that comes up. */
+/* Leave a context. If that raises (an interrupt, or the error of another signal's handler), it is tried again, so that
+the context is left all the same. The first error is the one that is raised in the end. */
 static void leave(PyObject *context) {
     PyObject *kind, *value, *trace;
     PyErr_Fetch(&kind, &value, &trace);
@@ -97,25 +97,25 @@ static PyObject *inside(PyObject *module, PyObject *const *args, Py_ssize_t coun
     return result;
 }
 
-/* ---- Stay: methods of torch are ours while anybody stays */
+/* ---- Stay: a context in which methods of torch are replaced; the first to enter does so, the last to leave ends it */
 
 static PyObject *replaced;      /* (holder, name, original, ours), ...: what is in place while there are stays */
-static Py_ssize_t num_stays;    /* of all threads */
-static Py_ssize_t num_pauses;   /* of the collector of garbage */
+static Py_ssize_t num_stays;    /* how many there are, in all threads */
+static Py_ssize_t num_pauses;   /* how many stays keep the garbage collector off */
 static int was_collecting;
 
 typedef struct {
     PyObject_HEAD
     PyObject *places;    /* a tuple like `replaced` */
-    PyObject *shortcuts; /* ((dict, key, value), ...): entries to be there meanwhile; NULL if there are none to be */
-    PyObject *placed;    /* those that were not there before */
+    PyObject *shortcuts; /* ((dict, key, value), ...): entries to add meanwhile; NULL: leave the collector on, too */
+    PyObject *placed;    /* the shortcuts that were added: those whose keys were not there */
     char is_begun;
 } Stay;
 
 static int put(PyObject *holder, PyObject *name, PyObject *value) {
     if (!PyType_Check(holder)) return PyObject_SetAttr(holder, name, value);
-    /* Setting the attribute would look at all subclasses, of which nn.Module has hundreds, for the C function behind the
-    method; that stays the same, the one that looks the name up. */
+    /* PyObject_SetAttr would update the C function behind the method in all subclasses, and nn.Module has hundreds.
+    Here that function stays the same: it is the one that looks up the name. */
     PyTypeObject *type = (PyTypeObject *)holder;
     if (!PyType_HasFeature(type, Py_TPFLAGS_HEAPTYPE)) return PyObject_SetAttr(holder, name, value);
     if (PyDict_SetItem(type->tp_dict, name, value) < 0) return -1;
@@ -123,7 +123,7 @@ static int put(PyObject *holder, PyObject *name, PyObject *value) {
     return 0;
 }
 
-static PyObject *standing(PyObject *holder, PyObject *name) { /* borrowed */
+static PyObject *standing(PyObject *holder, PyObject *name) { /* what is there now, borrowed */
     PyObject *dict = PyType_Check(holder) ? ((PyTypeObject *)holder)->tp_dict : PyModule_GetDict(holder);
     return dict == NULL ? NULL : PyDict_GetItemWithError(dict, name);
 }
@@ -132,7 +132,7 @@ static int put_all(PyObject *places, int ours) {
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(places); i++) {
         PyObject *place = PyTuple_GET_ITEM(places, i), *holder = PyTuple_GET_ITEM(place, 0);
         PyObject *name = PyTuple_GET_ITEM(place, 1), *now = standing(holder, name);
-        if (!ours && now != PyTuple_GET_ITEM(place, 3)) continue; /* somebody else's by now */
+        if (!ours && now != PyTuple_GET_ITEM(place, 3)) continue; /* somebody else has replaced it since */
         if (put(holder, name, PyTuple_GET_ITEM(place, ours ? 3 : 2)) < 0) return -1;
     }
     return 0;
@@ -241,12 +241,12 @@ static PyTypeObject StayType = {
     .tp_methods = stay_methods,
 };
 
-/* ---- Made: contexts of torch's that act as soon as they are made */
+/* ---- Made: for contexts of torch, in C, that act as soon as the object is made: a Made makes it when it is entered */
 
 typedef struct {
     PyObject_HEAD
     PyObject *make, *args;
-    PyObject *made; /* NULL outside */
+    PyObject *made; /* NULL unless entered */
 } Made;
 
 static int made_init(Made *self, PyObject *args, PyObject *keywords) {
@@ -307,12 +307,12 @@ static PyTypeObject MadeType = {
     .tp_methods = made_methods,
 };
 
-/* ---- Scope: a context variable has another value for a while; for `with` statements of users */
+/* ---- Scope: gives a context variable another value for a while; for `with` statements in users' code */
 
 typedef struct {
     PyObject_HEAD
     PyObject *variable, *begin, *given;
-    PyObject *value, *token; /* NULL outside */
+    PyObject *value, *token; /* NULL unless entered */
 } Scope;
 
 static int scope_init(Scope *self, PyObject *args, PyObject *keywords) {

@@ -1,5 +1,8 @@
-"""What modules hold in their attributes, and in the lists, dicts and sets there, as it was before they ran: what a run
-that only learns of them has changed is put back."""
+"""Attributes of modules as they were before a trial run, so that they can be put back after it.
+
+A cell may run once only so that the shapes of its results become known. `Belongings` remembers what its modules held:
+attributes, the lists, dicts and sets in them, parameters and buffers. `put_back` takes back what the run changed.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from torch import nn
 from edbatch.torch_insides.modules import INTERNAL, buffers_in, parameters_in
 
 CONSTANTS = (int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
-MAX_PARTS = 300  # of what attributes hold; larger collections are data
+MAX_PARTS = 300  # entries in the collections of one attribute; what is larger is data and not looked at
 _INTERNAL = INTERNAL - {"training"}
 
 
@@ -29,7 +32,7 @@ class Belongings:
             self._collections += [(k, c, c.copy()) for k, v in own.items() for c in _collections(v, [MAX_PARTS])]
 
     def put_back(self) -> list[str]:
-        """The names of the attributes that were changed, which are now as before."""
+        """Put everything back; returns the names of the attributes that had changed."""
         changed = []
         for table, before in self._tables:
             now = {k: v for k, v in list(table.items()) if _is_own(k, v)}
@@ -37,7 +40,7 @@ class Belongings:
             other = [k for k, v in before.items() if k not in now or not _is_same(now[k], v)]
             for k in added:
                 table.pop(k, None)
-            table.update({k: before[k] for k in other})  # a key that is there keeps its place
+            table.update({k: before[k] for k in other})  # the order of keys stays as it is
             changed += [*added, *other]
         for name, collection, before in self._collections:
             if not _holds_same(collection, before):
@@ -48,12 +51,12 @@ class Belongings:
 
 
 def _is_own(name: str, value: Any) -> bool:
-    """Children may be put into the dictionary of a module by another thread that records."""
+    """Whether an attribute is put back. Not children: another thread that records may place some in `__dict__`."""
     return name not in _INTERNAL and not isinstance(value, nn.Module)
 
 
 def _collections(value: Any, room: list[int]) -> Iterator[Any]:
-    """The collections that a value is or holds; not those that are too large."""
+    """The collections that a value is or holds, nested ones too, as long as there is room for their entries."""
     if not isinstance(value, list | dict | set):
         return
     room[0] -= len(value)

@@ -1,9 +1,10 @@
-"""What of torch is one for all threads and ours for a while: methods, and settings. Nothing else replaces or sets any.
+"""Methods and settings of torch that are changed for a while. All threads share them, so no other file changes any.
 
-Methods are replaced while somebody records or captures, in any thread. Each replacement asks what the present thread
-does, and does what it replaces where that is nothing. `hooked()` is the context in which they are in place. Settings
-(`Setting`) change while some thread is in a context that asks for it (`Settled`). Of both, the first to enter changes
-what is there, and the last to leave puts it back, whatever threads begin and end in between; one lock serves all.
+Methods: while any thread records a function or captures a cell, some methods of torch are replaced by ours. `replaces`
+registers a replacement, and `hooked()` is the context in which all are in place. A replacement asks whether the present
+thread records or captures; if not, it does what the original does. Settings: a `Setting` has our value while any thread
+is in a context that asks for it (`Settled`). For both, the first to enter makes the change and the last to leave takes
+it back, in whatever order threads come and go.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edbatch.torch_state.surroundings import Stay, inside
 Place = tuple[Any, str, Any, Any]  # class or module, name, original, ours
 Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 
-# What this thread does with calls of `autograd.Function.apply`, which modes of torch do not see.
+# What handles this thread's calls of `autograd.Function.apply`, which modes of torch do not see; None: nothing does.
 applying: ContextVar[Handler | None] = ContextVar("edbatch.applying", default=None)
 _makers: list[tuple[Any, str, Callable[[Any], Any]]] = []
 _places: tuple[Place, ...] = ()
@@ -28,18 +29,22 @@ _lock = threading.RLock()
 
 
 def replaces(holder: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """From now on `make(original)` takes the place of a method or function while hooks are in place."""
+    """Register a replacement: inside `hooked()`, `make(original)` takes the place of a method or function."""
     _makers.append((holder, name, make))
 
 
 def hooked(shortcuts: tuple[tuple[dict[str, Any], str, Any], ...] | None = None) -> Stay:
-    """The context; with shortcuts, entries of dicts that are there meanwhile, the collector of garbage pauses."""
+    """The context in which all replacements are in place.
+
+    Args:
+        shortcuts: entries (dict, key, value) to add meanwhile. If given, the garbage collector pauses, too.
+    """
     places = inside((_lock,), _look)
     return Stay(places) if shortcuts is None else Stay(places, shortcuts)
 
 
 def _look() -> tuple[Place, ...]:
-    """What would be replaced now; what is known already is not made again."""
+    """What is to be replaced, and by what. A replacement that was made before for the same original is used again."""
     global _places
     known = {(id(holder), name): (original, ours) for holder, name, original, ours in _places}
     found = []
@@ -54,12 +59,12 @@ def _look() -> tuple[Place, ...]:
 
 
 class Setting:
-    """A setting of torch's that has a value of ours while anybody wants it so."""
+    """A global setting of torch that has our value while it has users."""
 
     def __init__(self, look: Callable[[], Any], change: Callable[[], Any], put_back: Callable[[Any], Any]):
         self._look, self._change, self._put_back = look, change, put_back
         self._users: set[int] = set()
-        self._before: Any = None  # them
+        self._before: Any = None  # the value before the first user
 
     def begin(self, user: object) -> None:
         inside((_lock,), self._begin, id(user))
@@ -71,7 +76,7 @@ class Setting:
         self._change()
 
     def end(self, user: object) -> None:
-        """Nothing happens if this user has not begun, or has ended."""
+        """Does nothing if this user has not begun, or has ended already."""
         inside((_lock,), self._end, id(user))
 
     def _end(self, user: int) -> None:
@@ -81,13 +86,13 @@ class Setting:
 
 
 class Settled:
-    """A context in which settings are ours from `begin` on."""
+    """A context in which settings have our values, once its `begin` was called."""
 
     def __init__(self, *settings: Setting):
         self._settings = settings
 
     def __enter__(self) -> None:
-        """What changes comes later: an entry that is interrupted is not left."""
+        """Changes nothing: if an entry is interrupted, `__exit__` is not called. `begin` makes the changes."""
 
     def begin(self) -> None:
         for setting in self._settings:

@@ -1,4 +1,7 @@
-"""What `_inside.c` makes, in Python: for installations without a C compiler. Ctrl-C breaks it now and then."""
+"""`_inside.c` in Python, for installations without a C compiler. `surroundings.py` says what it is for.
+
+Here Ctrl-C at a bad moment may leave a change behind.
+"""
 
 from __future__ import annotations
 

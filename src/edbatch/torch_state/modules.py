@@ -1,4 +1,7 @@
-"""The modules below some modules, and what they hold. By identity: a user's modules may compare equal to others."""
+"""All modules below given ones, and their parameters and buffers.
+
+Modules are told apart by identity, because a user's class may define `__eq__`.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from edbatch.torch_insides.modules import buffers_in, children_in, parameters_in
 
 
 def modules_of(roots: Iterable[nn.Module]) -> list[nn.Module]:
-    """All modules below the roots, each once."""
+    """The roots and all modules below them, each once."""
     modules = list({id(root): root for root in roots}.values())
     seen = set(map(id, modules))
-    for module in modules:  # it grows
+    for module in modules:  # the list grows meanwhile
         for child in children_in(module).values():
             if child is not None and id(child) not in seen:
                 seen.add(id(child))

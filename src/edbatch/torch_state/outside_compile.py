@@ -1,7 +1,8 @@
-"""Outside torch.compile: a batched call is not traced by dynamo, and what is compiled inside it runs as it is written.
+"""Keeps batched calls out of torch.compile: dynamo does not trace them, and compiled code inside runs as plain Python.
 
-Dynamo looks at every Python frame and cannot follow a recording; lazy values and captured cells are nothing to compile.
-Nothing here imports dynamo, which takes seconds: without it nothing is compiled.
+Dynamo looks at every Python frame. It cannot follow a recording, and neither lazy values (stand-ins for tensors) nor
+the capture of a cell are anything to compile. Nothing here imports dynamo, because that takes seconds; as long as
+nobody has imported it, nothing is compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-# Dynamo's stance is one for all threads.
+# Dynamo's stance (to compile, or to run eagerly) is one for all threads.
 _STANCE = Setting(stance, lambda: set_stance("force_eager"), set_stance)
 
 
@@ -35,10 +36,10 @@ class _Compiling:
     """A context after which dynamo looks at frames, and compiles, as before."""
 
     def __enter__(self) -> None:
-        self._looked: list[Any] = []  # what looked at frames before, once it does not any more
+        self._looked: list[Any] = []  # the frame callback before `begin`, once that has removed it
 
     def begin(self) -> None:
-        self._looked.extend(map(set_frame_callback, (None,)))  # in C, at once
+        self._looked.extend(map(set_frame_callback, (None,)))  # all in C: an interrupt cannot lose the old callback
         _STANCE.begin(self)
 
     def __exit__(self, *error: Any) -> None:
@@ -53,7 +54,7 @@ def _eagerly(compiling: _Compiling, function: Callable[P, T], *args: P.args, **k
 
 
 def outside_compile(function: Callable[P, T]) -> Callable[P, T]:
-    """The function, run outside torch.compile, with everything in it that is compiled taken as plain Python."""
+    """The same function outside of torch.compile; compiled code that it calls runs as plain Python."""
 
     def run(*args: P.args, **kwargs: P.kwargs) -> T:
         if MODULE not in sys.modules:

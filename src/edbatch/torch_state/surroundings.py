@@ -1,10 +1,11 @@
-"""What surrounds a call is as it was when the call ends, whatever interrupts it.
+"""Contexts that put back the state around a call when it ends, whatever interrupts it.
 
-Ctrl-C may come between any two instructions of Python: also after a change and before the `try` that takes it back, or
-at the end of a `with`. `inside(contexts, function, …)` is a `with` that nothing comes in between, written in C. A
-context in Python must bear two things. It may be left again, when the first try has raised something. And its entry may
-be interrupted, after which it is not left: so the entry looks and remembers, and what changes comes later, in the
-function. Without a C compiler at installation an ordinary `with` does, which Ctrl-C breaks now and then.
+Ctrl-C may come between any two instructions of Python: also between a change and the `try` that would take it back, or
+at the end of a `with`. `inside(contexts, function, …)` is a `with` statement written in C, which no interrupt can
+split. A context that is written in Python must allow for two things. Its `__exit__` may be called again, if the first
+call raised. And if its `__enter__` is interrupted, `__exit__` is not called: so `__enter__` only looks and remembers,
+and changes are made later, inside the function. Installations without a C compiler use an ordinary `with`, in which
+Ctrl-C at a bad moment may leave a change behind.
 """
 
 from __future__ import annotations
@@ -58,10 +59,10 @@ def has_grad() -> bool:
 
 
 class Surroundings:
-    """A context: modes of torch in this thread, and context variables, are after it what they were before.
+    """A context that puts back the modes of torch in this thread, and context variables.
 
-    Modes are: grad mode, autocast, the default dtype, functionalization, those that see torch's functions or ops,
-    whether functions are seen at all, and transforms of torch.func.
+    Modes are: grad mode, autocast, the default dtype, functionalization, the modes that see torch's functions or ops,
+    whether `__torch_function__` is disabled, and transforms of torch.func.
     """
 
     def __init__(self, *variables: ContextVar[Any]):
@@ -103,20 +104,22 @@ class Surroundings:
                 torch.set_autocast_dtype(device, dtype)
         while _autocast_depth() > self._depth:
             torch.autocast_decrement_nesting()
-        if not self._depth:  # else weights that are cast once would be those of before an update
+        if not self._depth:  # else cached casts of weights would outlive an update of the weights
             torch.clear_autocast_cache()
 
 
 class Patience:
-    """A context that makes Ctrl-C wait for its end, once it has begun, and alarms and requests to end that Python
-    handles, too. The second of a kind does not wait."""
+    """A context that makes signals wait for its end, once its `begin` was called.
+
+    These are Ctrl-C, SIGTERM and SIGALRM, if they have handlers in Python. A second signal of a kind does not wait.
+    """
 
     def __enter__(self) -> None:
         self._handlers: dict[int, Any] = {number: signal.getsignal(number) for number in _SIGNALS}
         self._waiting: list[int] = []
 
     def begin(self) -> None:
-        if threading.current_thread() is threading.main_thread():  # where Python handles them
+        if threading.current_thread() is threading.main_thread():  # the one that handles signals
             for number, handle in self._handlers.items():
                 if callable(handle):
                     signal.signal(number, self._wait)
@@ -136,7 +139,7 @@ class Patience:
 
 
 class Undrawn:
-    """A context after which generators of random numbers are as before."""
+    """A context that puts back the states of random generators: it is as if nothing was drawn."""
 
     def __init__(self, *generators: torch.Generator):
         self._generators = generators
@@ -150,7 +153,7 @@ class Undrawn:
 
 
 def undrawn() -> tuple[Any, ...]:
-    """Contexts after which torch's own generator is as before; it is one for all threads."""
+    """Contexts that put back torch's default generator, with a lock, because all threads share it."""
     return _DRAWING, Undrawn(torch.default_generator)
 
 
@@ -161,6 +164,7 @@ def _autocast() -> tuple[Any, ...]:
 
 
 def _autocast_depth() -> int:
-    """How many autocasts there are, one inside the other; torch tells it only to those who enter or leave one."""
-    _, depth = map(operator.call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))  # in C, at once
+    """How many autocasts are nested here; torch tells only those who enter or leave one."""
+    # Both calls are made in C, so that no interrupt comes between them.
+    _, depth = map(operator.call, (torch.autocast_increment_nesting, torch.autocast_decrement_nesting))
     return depth

@@ -1,5 +1,5 @@
-"""One call becomes a node: its signature, its entry in the tables of the recording, its name, and short ways for calls
-seen before.
+"""How one call of the user's function becomes a node of the recorded graph.
 
-Imports `recording.values`.
+The signature of a call (what decides which calls run together), its type, its name; indexing; tensors that all examples
+share; and short cuts for calls like earlier ones. Imports `recording.values`.
 """

@@ -1,7 +1,8 @@
-"""Types inside a recording: what is kept of each for its next call, and how a new signature gets one.
+"""Types of nodes inside one recording: how a new signature gets its type, and what is kept of it for further calls.
 
-In: a call whose signature the recording has not seen. Out: its `NodeType`. Kernels come from the cache of earlier calls
-of the batched function, or are captured now, so that shape errors appear at the user's line.
+In: a call whose signature (its target, the specs of operands, constants) the recording has not seen. Out: its
+`NodeType`, which all calls of the signature have. Its kernel comes from earlier calls of the batched function, or is
+captured now, so that shape errors appear at the user's line.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
 _CALL = nn.Module.__call__
-VIEWING: list[Any] = []  # functions of our own whose results are views of their first operand in torch
+VIEWING: list[Any] = []  # our own functions for which torch would give views of their first operand
 
 
 def module_call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-    """The call of a cell, with its hooks; without them where it runs only to learn its shapes."""
+    """Call a cell with its hooks; without them if it runs only to learn the shapes of its results."""
     return module.forward(*args, **kwargs) if unhooked.get() else _CALL(module, *args, **kwargs)
 
 
@@ -48,7 +49,7 @@ class Signature(NamedTuple):
 
 
 class Entry:
-    """A node type inside a recording, as the hot path needs it."""
+    """A type of node inside a recording, with what is needed to add one more node quickly."""
 
     __slots__ = ("id", "is_ordered", "is_plain", "kinds", "simple", "type")
 
@@ -57,11 +58,11 @@ class Entry:
         self.type = node_type
         self.kinds = kinds
         self.is_ordered = isinstance(node_type.kernel, InOrder)
-        self.is_plain = not node_type.kernel.writes and not self.is_ordered  # else see `writes` and `Recorder.in_turn`
+        self.is_plain = not node_type.kernel.writes and not self.is_ordered  # others: `writes`, `Recorder._in_turn`
         marks = tuple([object() for _ in kinds])
         shape = node_type.kernel.unflatten(list(marks))
         is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
-        # how many outputs, if they are one value or a plain tuple of values, and none of them is rows
+        # The number of outputs, if they are one value or a plain tuple of values, none of them `Rows`; else 0.
         self.simple = 0 if any(node_type.per_row) else 1 if (shape,) == marks else len(marks) if is_tuple else 0
 
     def outputs(self, node: int, length: int | None = None) -> Any:
@@ -81,7 +82,7 @@ class Entry:
 
 
 def define(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Parts, cell: Cell | None) -> NodeType:
-    """The type of a new signature: a cell's own has been found in earlier calls, while its modules are the same."""
+    """The type of a new signature. A cell keeps its types from call to call, as long as its modules do not change."""
     lasts = cell is not None and not parts.shared and not parts.generators and not recorder.names.has_keywords
     if cell is None or not lasts:
         return _new_type(recorder, target, args, kwargs, parts, cell)
@@ -128,7 +129,7 @@ def _kernel(
 
     def found() -> Kernel:
         active.set(None)
-        plain_loop.set(True)  # a batched function in a cell is a plain loop
+        plain_loop.set(True)  # a batched function that a cell calls is a plain loop
         recorder.suspended, recorder.sums_grow_in = True, None
         key = lasting_key(parts.key, parts.shared), rows, shared, recorder.context
         return recorder.kernels.kernel(function, rows, shared, key, target, cell, alone)

@@ -1,8 +1,8 @@
-"""Cells that are called again as they were called before: the hot path of recording, which is written in C.
+"""A short cut for calls of cells that are like earlier ones: the hot path of recording, which is written in C.
 
-A cell is mostly called with few signatures. From its second call on a recording knows the key of a call: `_calls.c`
-then follows the arguments along the key, adds the node and makes its outputs. Where the package was installed without a
-C compiler, all calls go the usual way instead.
+A cell is mostly called with few signatures (kinds of values, places of numbers). From the second call of a signature
+on, a recording knows its key: `_calls.c` then compares the arguments with the key, adds the node and makes its outputs.
+Where the package was installed without a C compiler, all calls go the usual way instead.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ except ImportError:
             """Learns nothing."""
 
         def pass_by(self, module: nn.Module) -> None:
-            """The recorder knows."""
+            """Does nothing: `call_module` sees such modules again."""
 
         def forget(self) -> None:
             """There is nothing to forget."""
@@ -52,9 +52,9 @@ class _NoValue:
 
 
 def as_value(recorder: Recorder, part: Any) -> Any:
-    """A part of an argument as a recorded value: pending sums and tensors from outside, such as learned initial states.
+    """A pending sum, or a plain tensor such as a learned initial state, as a lazy value with a reference.
 
-    Anything else has no kind.
+    For anything else the result has no kind.
     """
     if type(part) is PendingSum:
         return recorder.resolve(part)
@@ -62,7 +62,7 @@ def as_value(recorder: Recorder, part: Any) -> Any:
 
 
 def signature_of(recorder: Recorder, module: nn.Module, args: tuple[Any, ...]) -> tuple[tuple[Any, ...], list[int]]:
-    """Key and data of a call of a cell, as `signature.Parts` makes them; no key for any other arguments."""
+    """Key and data of a call of a cell, as `signature.Parts` makes them; the key is empty if only `Parts` can."""
     key: list[Any] = [recorder.key_of(module)]
     flat: list[int] = []
     for a in args:

@@ -1,7 +1,7 @@
-"""Calls of torch functions whose signature a recording has seen, by a short cut past `Parts`.
+"""A short cut for torch functions whose arguments are like those of an earlier call.
 
-The keys must be the ones that `Parts` builds. What needs a closer look gives None and goes the long way. Calls of cells
-have a short cut of their own, in C: `fast_cells`.
+In: a call. Out: its result, or None if it needs a closer look; then it goes the usual way, by `Parts` (`signature.py`).
+The keys that are looked up must be those that `Parts` builds. Cells have a short cut of their own, in C: `fast_cells`.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ ARITHMETIC = ADD | {
 
 
 def known(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A call of a signature that this recording has seen, by a short cut."""
+    """The result of a call whose signature this recording has seen; None for any other."""
     key: list[Any] = [func]
     flat: list[int] = []
     for a in args:
-        if type(a) is Lazy:  # as below, without a call
+        if type(a) is Lazy:  # as in `_take`, without calling it
             key.append(a.kind)
             flat.append(a.ref)
         elif type(a) is Rows:
@@ -52,7 +52,7 @@ def known(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
 
 
 def _take(value: Any, key: list[Any], flat: list[int], *, are_data: bool) -> bool:
-    """Take an argument as `Parts.take` would; False for one that needs a closer look. Numbers may be data."""
+    """Take an argument as `Parts.take` would; False if it needs a closer look. `are_data`: numbers are data."""
     kind = type(value)
     if kind is Lazy:
         key.append(value.kind)
@@ -75,7 +75,7 @@ def _take(value: Any, key: list[Any], flat: list[int], *, are_data: bool) -> boo
 
 
 def known_rows(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
-    """The same for a reduction over rows, and for a function that treats rows alike and was seen before."""
+    """Like `known`, for stacks of any length: reductions over the rows, and functions that treat each row alike."""
     if not recorder.is_open:
         return None
     reduction = NAME_OF_REDUCTION.get(func)

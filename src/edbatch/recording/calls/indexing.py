@@ -1,4 +1,8 @@
-"""Indexing lazy values: integers are data of the node, everything else belongs to its type."""
+"""Indexing of lazy values, and of parameters by row.
+
+Integers are data of the recorded call, so that calls with different integers run together. Slices, lists, None and …
+decide the shape of the result and belong to the type of the call.
+"""
 
 from __future__ import annotations
 
@@ -48,15 +52,15 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
 
 
 def _is_element(recorder: Recorder, rows: Rows) -> bool:
-    """Whether an element of rows is the value that was stacked: without grad it has no gradient."""
+    """Whether an element of rows may be the stacked value itself; not under no_grad, if that has a gradient."""
     is_with_grad = rows.context.grad and recorder.context.grad
     return is_with_grad or not any(map(recorder.lineage.requires_grad, rows.elements or ()))
 
 
 def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
-    """An index of something of this shape: its arrays as tensors, its masks as the numbers of what they take.
+    """An index into a value of this shape, with tensors in place of numpy arrays, and positions in place of masks.
 
-    The shape of a result must be known: so masks are read, those of tensors that exist already.
+    The numbers in a mask decide the shape of the result, so they are read: only a mask that is a plain tensor will do.
     """
     if not isinstance(key, tuple):
         key = with_known_masks(recorder, shape, (key,))
@@ -106,7 +110,7 @@ def _is_number(item: Any) -> bool:
 
 
 def _num_dims(item: Any) -> int:
-    """How many dimensions an item of an index is about; an ellipsis is about the rest."""
+    """How many dimensions of the value an item of an index takes; an ellipsis takes the rest and counts 0."""
     return item.ndim if _is_mask(item) else not (item is None or item is Ellipsis or isinstance(item, bool))
 
 

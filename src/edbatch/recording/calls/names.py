@@ -1,14 +1,14 @@
-"""Names of node types. They are the keys of saved policies and are shown to people.
+"""Names for types of nodes (recorded calls). Saved policies refer to types by name, and people see the names.
 
-A name is the call as one would write it, with what belongs to the type in the place of the arguments:
+A name is the call as one would write it, with what the type knows of each argument in its place:
 `node(f32[4], f32[4])`, `torch.mv(weight, f32[4])`, `torch.clamp(f32[4], min=0)`. Modules and shared tensors are called
 by their paths, objects without a text of their own by their class, never by an address. What surrounds the whole call
 of the batched function (train or eval, grad mode, autocast, device) is left out, so that a policy learned in training
 serves evaluation too.
 
 Names are the same in every process, except where a user's own `repr` is not (e.g. one that shows a set), and where
-types are told apart only by their order (`#2`): by values that no variable leads to, by `training` of a function, or by
-what comes late in a very long argument.
+types differ only in what a name does not show, and are numbered in their order (`#2`). That may be values that no
+variable leads to, `training` of a function, or the end of a very long argument.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from edbatch.torch_insides.modes import DisableTorchFunction
 
 PLAIN = {type(None), bool, int, float, complex, str, bytes}
 MAX_LENGTH = 60  # of an argument; a longer one is cut, and told apart by its hash
-MAX_CONSTANTS = 1000  # in the arguments of a call that are read for its name
+MAX_CONSTANTS = 1000  # that are read for the name of one call
 MAX_DEPTH = 30
-MAX_ALIKE = 4  # arguments in a row that are written out; more are counted
+MAX_ALIKE = 4  # equal arguments in sequence that are written out; more are counted
 
 
 class UniqueNames:
@@ -50,10 +50,10 @@ class UniqueNames:
         self._given: dict[str, int] = {}
 
     def give(self, name: str, context: Context, outer: Context) -> str:
-        """The name of a new type, recorded in a context inside that of the whole call."""
+        """A unique name for a new type; it also says how its modes differ from those around the whole call."""
         name = " ".join([name, *_differences(context, outer)])
         unique = name
-        while unique in self._given:  # nothing that lasts tells it from another one; its place in the order does
+        while unique in self._given:  # only the order tells this type from another one
             self._given[name] += 1
             unique = f"{name} #{self._given[name]}"
         self._given[unique] = 1
@@ -75,9 +75,9 @@ class Names(UniqueNames):
         self._constants_left = MAX_CONSTANTS
 
     def call(self, target: Any, args: Iterable[Any], kwargs: dict[str, Any], parts: Parts | None = None) -> str:
-        """A call of a module or function. With `parts`, the arguments are templates of them."""
+        """The text of a call. With `parts`, the arguments are templates, which `Parts.take` made."""
         self._constants_left = MAX_CONSTANTS
-        with DisableTorchFunction():  # attributes of tensors are read
+        with DisableTorchFunction():  # else our look at tensors would be recorded
             return self._call(target, args, kwargs, parts)
 
     def _call(self, target: Any, args: Iterable[Any], kwargs: dict[str, Any], parts: Parts | None = None) -> str:
@@ -85,7 +85,7 @@ class Names(UniqueNames):
         if kwargs and is_functional:
             usual = _defaults(target)
             kwargs = {k: a for k, a in kwargs.items() if k not in usual or (type(a), a) != (type(usual[k]), usual[k])}
-            kwargs.pop("training", None)  # as the mode of modules
+            kwargs.pop("training", None)  # left out, as the mode of modules is
         texts = [self._text(a, parts) for a in args] + [f"{k}={self._text(a, parts)}" for k, a in kwargs.items()]
         return f"{self._name_of(target)}({_joined(texts)})"
 
@@ -155,7 +155,7 @@ class Names(UniqueNames):
         return f"{self._text(entry[0])}: {self._text(entry[1], parts)}"
 
     def _texts(self, values: Collection[Any], parts: Parts | None, text: Callable[..., str] | None = None) -> str:
-        """The texts of many values, as far as they may be read."""
+        """The texts of many values, until MAX_CONSTANTS are read."""
         texts = []
         for value in values:
             if self._constants_left <= 0:
@@ -166,7 +166,7 @@ class Names(UniqueNames):
 
     def _constant(self, value: Any) -> str:
         """The text of an object that belongs to the type: the same in every process, if its own `repr` is."""
-        with suppress(Exception):  # of the user's own attributes or `repr`
+        with suppress(Exception):  # raised by the user's own attributes or `repr`
             return self._description(value)
         return type(value).__name__
 
@@ -207,7 +207,7 @@ def _defaults(target: FunctionType) -> dict[str, Any]:
 
 
 def _joined(texts: list[str]) -> str:
-    """Texts with commas; many alike in a row are counted."""
+    """Texts with commas; many equal ones in sequence are counted."""
     if len(texts) <= MAX_ALIKE:
         return ", ".join(texts)
     runs = [(text, len(list(run))) for text, run in groupby(texts)]
@@ -221,7 +221,7 @@ def _cut(text: str) -> str:
 
 
 def _differences(context: Context, outer: Context) -> Iterator[str]:
-    """What a context changes of another."""
+    """How a context differs from another one, in words."""
     if context.grad != outer.grad:
         yield "with grad" if context.grad else "without grad"
     if context.autocast != outer.autocast:

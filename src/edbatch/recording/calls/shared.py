@@ -1,7 +1,8 @@
-"""Tensors that all examples share: parameters, buffers, keywords, and what is computed from these alone.
+"""Tensors that all examples share: parameters, buffers, keywords, and what is computed from these only.
 
-Such a computation is no node: it runs at once, once per call of the batched function, and every example reads its
-result. Which ones do is the same in training and under `no_grad`. What is drawn at random is drawn for every example.
+A function of shared tensors only does not become a node: it runs at once, once per call of the batched function, and
+every example reads its result. Which calls these are is the same in training and under `no_grad`. Random draws are the
+exception: every example makes its own.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class SharedTensors:
         return isinstance(tensor, nn.Parameter) or id(tensor) in self._tensors
 
     def is_differentiable(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is shared and requires a gradient, or would in training: one graph for both."""
+        """Whether a tensor is shared and requires a gradient, or would in training: both must give the same graph."""
         return tensor in self and (tensor.requires_grad or id(tensor) in self._would_require_grad)
 
     def is_derived(self, tensor: torch.Tensor) -> bool:
@@ -46,7 +47,7 @@ class SharedTensors:
         return id(tensor) in self._derived
 
     def compute(self, func: Callable[..., Any], args: Any, kwargs: Any, call: Callable[..., Any] | None = None) -> Any:
-        """The result of an op on shared tensors alone; `call` makes it, if not the op itself."""
+        """The result of a function of shared tensors only, computed once; if given, `call` runs in place of `func`."""
         recorder, parts = self._recorder, Parts(self._recorder)
         parts.take_call(func, args, kwargs)
         key = recorder.context, recorder.grad_in_training, *parts.key
@@ -74,7 +75,7 @@ class SharedTensors:
         return result
 
     def is_given_twice(self, memory: int) -> bool:
-        """Whether a result in this memory was given more than once: others than the one who writes it hold it."""
+        """Whether a computed result in this memory was given out more than once: not only its writer holds it."""
         in_memory = [number for number, t in self._tensors.items() if memory_of(t) == memory]
         if any(number not in self._derived for number in in_memory):
             return False  # views of a parameter or buffer, which all see what is written there
@@ -87,7 +88,7 @@ class SharedTensors:
             grad = self.is_differentiable(t)
             return torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device="meta", requires_grad=grad)
 
-        with suppress(Exception), torch.inference_mode(False), torch.enable_grad():  # some need memory: not marked
+        with suppress(Exception), torch.inference_mode(False), torch.enable_grad():  # some need memory: none marked
             args, kwargs = pytree.tree_map_only(torch.Tensor, stand_in, (args, kwargs))
             trial = flatten((func(*args, **kwargs),), {})
             pairs = zip(flatten((result,), {}), trial, strict=True)
@@ -96,7 +97,7 @@ class SharedTensors:
             )
 
     def forget_results(self, memory: int) -> None:
-        """What lies here is about to be written: what was computed of it is computed again when it is needed."""
+        """Drop results that were computed from this memory, which is about to be written; they are computed again."""
         stale = [key for key, (_, _, read) in self._results.items() if memory in map(memory_of, read)]
         for key in stale:
             del self._results[key]
@@ -129,7 +130,7 @@ def flatten(args: Any, kwargs: Any) -> list[Any]:
 
 
 def memory_of(tensor: torch.Tensor) -> int | None:
-    """What two tensors have in common that lie in the same memory."""
+    """A number that is equal for tensors in the same memory; None for tensors without a memory of their own."""
     if tensor.layout is not torch.strided or is_wrapped(tensor):
         return None
     return storage_number(tensor)

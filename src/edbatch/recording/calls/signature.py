@@ -1,9 +1,10 @@
-"""The arguments of a call, taken apart: what is data of the node (operands, numbers) and what belongs to its type.
+"""The signature of a call: its arguments are taken apart into what decides its type and what is data of this call.
 
-`Parts` is given one call. It appends to `key` what belongs to the type, in an order that determines the structure, and
-to `flat` the node's references and numbers. Keys of calls are built here alone; the short cuts for calls that a
-recording knows (`fast_cells`, `fast_functions`) look for keys of the same form. `fill` puts the arguments together
-again around other values, so that the same call can be captured on example tensors.
+In: one call, for `Parts`. Out: a `key` of what belongs to the type (calls with equal keys may run together), in an
+order that determines the structure of the arguments; and `flat`, the references and numbers of this call. Keys are
+built only here; the short cuts for calls like earlier ones (`fast_cells`, `fast_functions`) look for keys of the same
+form. Arguments with marks in place of operands and shared tensors are a *template*: `fill` puts other values there, so
+that the same call can be captured on other tensors.
 """
 
 from __future__ import annotations
@@ -31,34 +32,34 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Operand:
-    """The place of an operand (or number) in a template."""
+    """The place, in a template, of an operand: a value or number that differs from call to call."""
 
     position: int
 
 
 @dataclass(frozen=True)
 class Shared:
-    """The place of a tensor that all examples share."""
+    """The place, in a template, of a tensor that all examples share."""
 
     position: int
 
 
 class Parts:
-    """The parts of one call's arguments."""
+    """Takes the arguments of one call apart, and holds what they gave."""
 
     def __init__(
         self, recorder: Recorder, *, is_cell: bool = False, is_row_wise: bool = False, number_like: Spec | None = None,
         device: torch.device | None = None,
     ):  # fmt: skip
         self.recorder = recorder
-        self.device = device or recorder.device  # where numbers go
+        self.device = device or recorder.device  # of numbers, which become tensors
         self.is_row_wise = is_row_wise  # rows are read row by row, other values repeated for each of them
-        self.is_cell = is_cell  # tensors are operands, numbers are data
+        self.is_cell = is_cell  # all tensors are operands, and numbers are data
         self.number_like = number_like  # numbers are data of this dtype (arithmetic between a value and a number)
         self.key: list[Hashable] = []
         self.flat: list[int] = []
-        self.operands: list[Kind | Spec] = []  # a Kind: a value; a Spec: a number
-        self.values: list[Any] = []  # of each operand the lazy value; None for a number
+        self.operands: list[Kind | Spec] = []  # a Kind for a value, a Spec for a number
+        self.values: list[Any] = []  # the lazy value of each operand; None for a number
         self.slots: list[Slot] = []
         self.shared: list[torch.Tensor] = []
         self.generators: list[torch.Generator] = []
@@ -66,7 +67,7 @@ class Parts:
     def take_call(
         self, target: Hashable, args: Sequence[Any], kwargs: dict[str, Any], static: Container[Hashable] = ()
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """Take a whole call apart, whose target is known by this key; returns the templates of its arguments.
+        """Take a whole call apart; `target` stands for its target in the key. Returns the templates of its arguments.
 
         Args:
             static: the positions and names of arguments that belong to the type.
@@ -75,7 +76,7 @@ class Parts:
         args_template = tuple([self.take(a, static=i in static) for i, a in enumerate(args)])
         if kwargs:
             self.key.append(("keywords", *kwargs))
-        is_arithmetic = self.number_like is not None  # its keywords, such as alpha, must be numbers
+        is_arithmetic = self.number_like is not None  # torch needs numbers for its keywords, such as alpha
         kwargs_template = {k: self.take(a, static=k in static or is_arithmetic) for k, a in kwargs.items()}
         return args_template, kwargs_template
 
@@ -123,7 +124,7 @@ class Parts:
 
     def _number(self, value: Any, kind: type, static: bool) -> Any:
         if static or not (self.is_cell or self.number_like is not None):
-            self.key.append((kind, value if kind is int else float_bits(value)))  # 0.0 and -0.0 are equal
+            self.key.append((kind, value if kind is int else float_bits(value)))  # by bits: 0.0 == -0.0
             return value
         spec = self._number_spec(kind)
         self.key.append(kind)
@@ -165,7 +166,7 @@ class Parts:
             ) from None
         if isinstance(value, torch.Generator):
             self.generators.append(value)
-        if isinstance(value, nn.Module):  # which may be equal to another one
+        if isinstance(value, nn.Module):  # by identity: it may be equal to another one
             self.key.append(Same(value))
         else:
             self.key.append(value if isinstance(value, enum.Enum) else (type(value), value))

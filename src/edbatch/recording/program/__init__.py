@@ -1,4 +1,5 @@
-"""What is known of the user's program: which callables are cells, the names of modules, and whether they changed.
+"""What is known of the user's program: which callables are cells (a call of one is one unit), what modules and tensors
+are called, and whether modules changed between calls.
 
-The lowest room of `recording`.
+The lowest folder of `recording`: it imports none of the others.
 """

@@ -1,7 +1,8 @@
-"""What an attribute of a module says, as far as bodies read such things: collections and records of constants by their
-contents; tensors, arrays, functions and classes by what object they are; anything else not at all.
+"""Describes the settings that modules hold in attributes. When one changes, code captured before may be out of date.
 
-Tensors that were computed, such as values that a body leaves in an attribute, say nothing.
+In: an attribute. Out: a hashable description, which changes with the setting (`describe`). Collections and records of
+constants are described by their contents; tensors, arrays, functions and classes by identity. Anything else is left
+out, and so are tensors that were computed, such as values that a cell keeps in an attribute.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ SCALARS = (
 )  # fmt: skip
 OBJECTS = (np.ndarray, FunctionType, BuiltinFunctionType, MethodType, type)
 RECORDS = (SimpleNamespace, argparse.Namespace)
-MAX_PARTS = 300  # of a collection; a larger one is data, a vocabulary perhaps, and not looked into
+MAX_PARTS = 300  # of a collection, with nested ones; a larger one is data, such as a vocabulary, and left out
 
 
 class Same:
-    """An object by its identity. It is kept alive, or another one could take its place."""
+    """An object, compared by identity. It is kept alive, so that no other object gets its id."""
 
     __slots__ = ("value",)
 
@@ -45,7 +46,7 @@ class Same:
 
 
 def mark(constant: Any) -> Hashable:
-    """What tells a constant apart from all others, also 1 from True, 0.0 from -0.0, and not NaN from NaN."""
+    """A constant in a form to compare it by: 1 and True differ, 0.0 and -0.0 differ, NaN equals NaN."""
     if isinstance(constant, float):
         return type(constant), float_bits(constant)
     return type(constant), constant.tobytes() if isinstance(constant, np.generic) else constant
@@ -56,7 +57,7 @@ class _TooLarge(Exception):
 
 
 def describe(value: Any) -> Hashable | None:
-    """What an attribute says; None if it says nothing.
+    """The description of an attribute; None if it holds no settings.
 
     >>> describe({"scale": 2.0, "layers": [1, 2]}) == describe({"scale": 2.0, "layers": [1, 3]})
     False
@@ -89,14 +90,14 @@ def _describe(value: Any, room: list[int]) -> Hashable | None:
 
 
 def _is_given(value: Any) -> bool:
-    """Whether a value is a tensor that was not computed, not even while a body was captured."""
+    """Whether a value is a tensor that was not computed, neither with autograd nor while a cell was captured."""
     if type(value) not in (torch.Tensor, nn.Parameter):
         return False
     return value.grad_fn is None and not is_functional(value)
 
 
 def can_change(value: Any) -> bool:
-    """Whether what an attribute says may change although it is the same object."""
+    """Whether the description of an attribute may change while it stays the same object."""
     if isinstance(value, tuple | frozenset):
         return any(map(can_change, value))
     if not dataclasses.is_dataclass(value) or isinstance(value, type):
@@ -106,6 +107,6 @@ def can_change(value: Any) -> bool:
 
 
 def settings_of(module: nn.Module) -> list[tuple[str, Any]]:
-    """The attributes of a module that may hold settings of its own, but for constants."""
+    """The attributes of a module that may hold settings, without those that are a single constant."""
     held = list(module.__dict__.items())  # another thread that records may place children there
     return [(k, v) for k, v in held if k not in INTERNAL and not isinstance(v, (nn.Module, *SCALARS))]

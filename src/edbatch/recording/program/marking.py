@@ -1,9 +1,9 @@
-"""Cells: which calls become one node. `edbatch.cell` marks modules and functions; torch's own leaf modules need no
-mark.
+"""Cells: callables whose calls become one node each when examples are recorded, and are batched as a unit.
 
-A mark is an entry in the module's `__dict__` and a forward pre-hook that turns numbers into 0-d tensors, so that a
-marked cell sees the same arguments batched or not. Class, `state_dict`, pickling and `copy.deepcopy` are untouched (a
-copy is marked too).
+`edbatch.cell` marks modules and functions as cells. Torch's own modules that run no user code, such as Linear, are
+cells without a mark. A mark is an entry in the module's `__dict__` and a forward pre-hook that turns numbers into 0-d
+tensors, so that a marked cell sees the same arguments batched or not. Class, `state_dict`, pickling and `copy.deepcopy`
+are untouched (a copy is marked too).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 MARK = "_edbatch_cell"
 CONTAINERS = (nn.Sequential, nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict)
-# Modules that treat the rows of a [n, …] input alike: on stacked rows they run row by row, whatever n is.
+# Modules that do the same with every row of an input [n, …]: on a stack of values they run row by row, whatever n is.
 ROW_WISE = (
     nn.Linear,
     nn.Embedding,
@@ -49,10 +49,10 @@ ROW_WISE = (
 )
 
 
-# What this thread records into, and whether it runs a plain loop over examples.
+# The recorder of this thread, while it records; and whether it runs a plain loop over examples.
 active: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
 plain_loop: ContextVar[bool] = ContextVar("plain_loop", default=False)
-# Whether this thread runs a cell only to learn its shapes, which hooks of modules do not see.
+# Whether this thread runs a cell only to learn the shapes of its results; hooks of modules are not called then.
 unhooked: ContextVar[bool] = ContextVar("unhooked", default=False)
 
 
@@ -67,8 +67,8 @@ def cell(target: Any = None, *, static: tuple[str, ...] | str = (), batched: boo
 
     Args:
         target: an `nn.Module`, a class of them (marks every instance) or a function of one example's tensors.
-        static: names of arguments that belong to the type of the node instead of being data.
-        batched: the module is batch-first already and is called once on stacked rows.
+        static: names of arguments that are constants, not data: only calls with equal ones run together.
+        batched: the module takes a batch already, as first dimension, and is called once on stacked arguments.
 
     >>> import torch, edbatch
     >>> linear = edbatch.cell(torch.nn.Linear(2, 3))
@@ -91,7 +91,7 @@ def cell(target: Any = None, *, static: tuple[str, ...] | str = (), batched: boo
 
 
 def _check_static(function: Callable[..., Any], options: CellOptions) -> None:
-    if not options.static:  # functions of torch's own have no signature
+    if not options.static:  # torch's functions have no signature, and need none here
         return
     parameters = inspect.signature(function).parameters
     unknown = [name for name in options.static if name not in parameters]
@@ -137,7 +137,7 @@ class CellFunction:
 
 
 def options_of(target: Any) -> CellOptions | None:
-    """How a callable is marked, or None when a call of it is not one node."""
+    """The options of a cell; None for a callable that is no cell."""
     if isinstance(target, CellFunction):
         return target.options
     marked: CellOptions | None = target.__dict__.get(MARK)
@@ -154,7 +154,7 @@ def is_leaf(module: nn.Module) -> bool:
 
 
 def is_row_wise(module: Any, rank: int) -> bool:
-    """Whether a module treats rows with so many dimensions alike."""
+    """Whether a module does the same with every row of a stack, if a row has `rank` dimensions."""
     if module.__class__ is nn.Sequential:
         return all(is_row_wise(child, rank) for child in children_in(module).values())
     cls = module.__class__
@@ -171,7 +171,7 @@ def static_positions(target: Any, options: CellOptions) -> frozenset[Hashable]:
 
 def numbers_to_tensors(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
     """The forward pre-hook of a marked module: int and float arguments reach `forward` as 0-d tensors."""
-    with DisableTorchFunction():  # a look at a parameter is no use of it
+    with DisableTorchFunction():  # else our look at a parameter would be recorded
         first = next(iter(parameters_of(modules_of([module]))), None)
         device = torch.device("cpu") if first is None else first.device
     return convert_numbers(module, module.__dict__.get(MARK, CellOptions()), args, kwargs, device)

@@ -1,8 +1,8 @@
-"""Notices changes between calls, of modules: their mode, hooks, attributes (see `attributes`), parameters, buffers and
-children; and of tensors: their dtype, shape, device, and whether they require gradients.
+"""Notices whether modules or tensors changed between calls: if not, what was captured from them can be used again.
 
-What counts is `state_of`. Taking it costs 25 µs a module, so a look first compares what the modules hold with
-what they held, object by object, and takes their states only when something is not the same object any more.
+What counts of a module is its `state_of`: its mode, hooks, attributes (see `attributes`), parameters and buffers; of a
+tensor its dtype, shape, device, and whether it requires gradients. To take a state costs 25 µs a module. So a `Watch`
+first compares, object by object, what modules hold with what they held, and takes states only if objects differ.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Watch:
 
     def __init__(self, roots: Iterable[nn.Module], tensors: Iterable[torch.Tensor] = ()):
         self._roots = list(roots)
-        self._loose = {id(t): t for t in tensors}  # of no module that is known here
+        self._loose = {id(t): t for t in tensors}  # tensors of none of the modules
         self._look()
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class Watch:
         tables += [module.__dict__[name] for module in modules for name in TABLES]
         settings = [(value, describe(value)) for module in modules for _, value in settings_of(module)]
         tensors = [*parameters_of(modules), *buffers_of(modules), *self._loose.values()]
-        self.__dict__.update(  # at once: an interrupt finds the one look or the other
+        self.__dict__.update(  # in one step: an interrupt sees all of the old look or of the new
             _modules=modules,
             _classes=list(map(type, modules)),
             _global_hooks=hooks_of_all(),
@@ -86,7 +86,7 @@ class Watch:
             return True
         if self._take_state() != self._state:
             return False
-        self._look()  # equal, but other objects: the next look is quick again
+        self._look()  # equal, but other objects: remembered, so that the next comparison is quick again
         return True
 
     def _is_same(self) -> bool:
@@ -109,8 +109,8 @@ def hooks_of(module: nn.Module) -> list[Any]:
 
 
 def state_of(module: nn.Module) -> Hashable:
-    """What capture reads of a module: mode, hooks, attributes, and which parameters and buffers it has."""
-    held = list(module.__dict__.items())  # another thread that records may place children there
+    """What captured code may read of a module: mode, hooks, attributes, and which parameters and buffers it has."""
+    held = list(module.__dict__.items())  # a copy: another thread that records may place children there
     scalars = tuple((k, mark(v)) for k, v in held if isinstance(v, SCALARS))
     tensors = (*parameters_in(module).items(), *buffers_in(module).items())
     owned = tuple((k, id(t), t.dtype, t.shape, t.device, t.requires_grad) for k, t in tensors if t is not None)

@@ -1,9 +1,9 @@
-"""What the modules, parameters and functions of a program are called: the way from the batched function to them.
+"""Names for the modules, tensors and functions of the user's program: the path from the batched function to them.
 
-A registered module or tensor has its path in `state_dict`. What is not registered is called by the variables that
-lead to it: a closure's or global's name, an attribute, a key or position in a container. So a name is the same in
-every process that runs the same program, in whatever order things are used; except for what is made while a function
-is being recorded, which may be found only by the next recording.
+A registered module or tensor is called by its path in `state_dict`. What is not registered is called by the variables
+that lead to it: a closure's or global's name, an attribute, a key or position in a container. So a name is the same in
+every process that runs the same program, whatever is used first. The exception is what is made while a function is
+being recorded: perhaps it is found only in the next recording.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CONTAINERS = (list, tuple, dict)
 FUNCTIONS = FunctionType | MethodType | functools.partial | CellFunction  # type: ignore[type-arg]
 NAMED = nn.Module | torch.Generator | type | BuiltinFunctionType | FUNCTIONS
 OWN = frozenset(vars(nn.Module()))  # the attributes of every module
-MAX_STEPS = 6  # variables between the function and a thing that is registered nowhere
+MAX_STEPS = 6  # variables on the way from the function to something that is registered nowhere
 MAX_ENTRIES = 100  # of a container; a larger one that does not begin with a module or parameter holds data
 MAX_OBJECTS = 10_000
 
@@ -46,11 +46,11 @@ class Paths:
         self._may_look = True
 
     def start(self) -> None:
-        """A recording begins: it looks once for what is new, which may have been made since the last one."""
+        """Called when a recording begins: it may search once more, for what was made since the last one."""
         self._may_look = True
 
     def known(self, value: Any) -> str | None:
-        """The path of a value that was found before."""
+        """The path of a value, if it was found before."""
         if not self._path_of and self._may_look:
             self._look()
         return self._path_of.get(value) or None
@@ -103,7 +103,7 @@ def _library_name(function: Any) -> str | None:
 
 
 def find_paths(root: Any) -> MutableMapping[Any, str]:
-    """The paths of all that can be reached from `root`, the shortest each; what is registered in a module comes first.
+    """The shortest paths to all that can be reached from `root`; what is registered in a module is looked at first.
 
     Only variables, attributes and entries of containers are read; no property or function of the user's is called.
     """
@@ -117,7 +117,7 @@ def find_paths(root: Any) -> MutableMapping[Any, str]:
         with suppress(Exception):  # an object that cannot be read leads nowhere
             if not _is_of_interest(value):
                 continue
-            while path in taken and path not in ("", parent):  # what stands for its parent has the same path
+            while path in taken and path not in ("", parent):  # a partial and its function have one path
                 path += "'"
             taken.add(path)
             seen[id(value)] = value, path
@@ -167,7 +167,7 @@ def _is_library(module: str | None) -> bool:
 
 def _is_of_interest(value: Any) -> bool:
     """Whether a value has a path, or leads to what has one."""
-    for kind in CONTAINERS:  # their own methods, which those of a subclass may replace
+    for kind in CONTAINERS:  # by methods of list, tuple and dict: a subclass may replace them
         if _is(value, kind):
             first = next(iter(dict.values(value) if kind is dict else kind.__iter__(value)), None)
             return bool(kind.__len__(value) <= MAX_ENTRIES) or _is(first, nn.Module | nn.Parameter)

@@ -1,4 +1,5 @@
-"""Types of nodes, their kernels, kept from call to call, and what a recording consists of.
+"""Types of nodes, the cache of their kernels, and `Recording`, which is what the recording of a mini-batch gives.
 
-Imports `recording.program` and `cells`.
+A node is one recorded call. Nodes of one type may run as one batch, by one kernel. Imports `recording.program` and
+`cells`.
 """

@@ -1,6 +1,7 @@
-"""What a recording promises to the stages after it, found out again in plain Python and numpy.
+"""Checks a `Recording`: the calls of a mini-batch as flat arrays.
 
-In: a `Recording`. Out: nothing, or an AssertionError that names the first thing at fault.
+In: a `Recording`. Out: nothing, or an AssertionError that names the first thing at fault. All that later stages rely on
+is worked out again in plain Python and numpy; tests do so in every batched call.
 """
 
 from __future__ import annotations
@@ -44,11 +45,12 @@ def check_refs(
     are_rows: Bools,
     what: Callable[[int], str],
 ) -> None:
-    """Raise an AssertionError unless references lead to values of some specs, which are of several rows or not.
+    """Raise an AssertionError unless every reference leads to a value of the expected spec, of one row or of several.
 
     Args:
-        which: of each reference the number of its spec. what: the name of the one that reads, by the number of the
-            reference.
+        which: for each reference the number of its spec in `specs`.
+        are_rows: for each reference whether its value has several rows.
+        what: the name of the reader, by the number of the reference.
     """
     types, num_nodes, num_outside = recording.node_types, len(recording.types), len(recording.outside)
     is_inside, (nodes, outputs) = refs >= 0, unpack(refs)
@@ -98,7 +100,7 @@ def _check_type(node_type: NodeType) -> None:
 
 
 def _check_table(recording: Recording) -> None:
-    """What is known of the types together is what they say one by one."""
+    """The tables for all types together agree with each type by itself."""
     types, known, table = recording.node_types, recording.type_set, recording.table
     names, outputs = [t.name for t in types], [spec for t in types for spec in t.kernel.outputs]
     if len(set(names)) != len(names):
@@ -122,7 +124,7 @@ def _check_starts(starts: Ints, num_nodes: int) -> None:
 
 
 def _check_outside(recording: Recording) -> None:
-    """Tensors from outside are what is known of them, and each has a row."""
+    """Tensors from outside have the specs that were noted, and a row of memory each."""
     with DisableTorchFunction():  # else a mode of the user's would be asked
         found = [Spec.of(tensor) for tensor in recording.outside]
     if len(found) != len(recording.outside_specs):
@@ -140,7 +142,7 @@ def _check_outside(recording: Recording) -> None:
 
 
 def _check_reads(recording: Recording) -> None:
-    """Every slot reads what its type says, of earlier nodes."""
+    """Every slot reads what its type says: outputs of earlier nodes, or inputs from outside."""
     reads = parse(recording.types, recording.args, recording.table)
     node, slot, kind, value = reads.refs()
     producer = unpack(value)[0]

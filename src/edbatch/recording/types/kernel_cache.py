@@ -1,8 +1,9 @@
-"""Kernels of a batched function, kept from call to call, and what they are guarded by.
+"""Kernels of a batched function, kept from call to call, and when they may be used again.
 
-A cell's kernel is captured once per signature. It is used again while the cell's modules are as they were: the same
-parameters, mode, hooks and attributes, and while tensors that it closes over have the shape and dtype they had. Other
-closures and globals that a cell reads are not guarded.
+In: a cell or function and its signature (the specs of its arguments, constants, modes). Out: the kernel that computes
+such calls in batches. It is captured when the signature is new. It is used again while the modules of the cell are as
+they were (the same parameters, mode, hooks and attributes) and enclosed tensors, which the cell finds in closures or
+globals, have the shape and dtype they had. Changes of other variables in closures and globals are not noticed.
 """
 
 from __future__ import annotations
@@ -40,17 +41,17 @@ HOOKS = "a module of the cell has hooks, which must see every call"
 WHOLE_SEQUENCE = (
     "nn.LSTM, nn.GRU and nn.RNN run a whole sequence in one call; with LSTMCell, GRUCell or RNNCell steps are batched"
 )
-MAX_TARGETS = 2000  # cells and functions; a cell made anew for every example is used only once
+MAX_TARGETS = 2000  # cells and functions that are kept; some may be made anew for every example, and used once
 MAX_STATES = 8  # states of a cell (train, eval, …) whose kernels are kept
 MAX_KERNELS = 1000  # signatures of a cell in one state
 
 
 class Context(NamedTuple):
-    """What surrounds a call and changes what it computes."""
+    """The modes around a call that change what it computes."""
 
     grad: bool
     autocast: tuple[tuple[str, torch.dtype], ...]
-    dtype: torch.dtype  # the default one, of tensors made without a dtype
+    dtype: torch.dtype  # the default, for tensors made without a dtype
 
     @staticmethod
     def current() -> Context:
@@ -61,7 +62,7 @@ class Context(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """A marked callable as it is during one call."""
+    """A cell in the state that it has during one batched call."""
 
     options: CellOptions
     static: frozenset[Hashable]
@@ -74,7 +75,7 @@ class Cell:
     @cached_property
     def device(self) -> torch.device | None:
         """Where its parameters are."""
-        with DisableTorchFunction():  # else the attribute would pass through the mode
+        with DisableTorchFunction():  # else our question would be recorded
             return self.parameters[0].device if self.parameters else None
 
 
@@ -84,11 +85,11 @@ class KernelCache:
     def __init__(self, paths: Paths):
         self.paths = paths
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
-        self._cells: dict[tuple[int, ...], tuple[Watch, Cell]] = {}  # by identities of targets and owners
+        self._cells: dict[tuple[int, ...], tuple[Watch, Cell]] = {}  # by the ids of a target and its owners
         self._lock = threading.RLock()
 
     def cell(self, target: Any, owners: Sequence[nn.Module] = ()) -> Cell | None:
-        """How a callable is marked and in which state it is; None when a call of it is not one node.
+        """The cell that a callable is, in its present state; None if it is no cell.
 
         Args:
             owners: modules among the arguments of a marked function, such as the `self` of a marked method.
@@ -102,7 +103,7 @@ class KernelCache:
             return known[1]
         found = self._look_at(target, owners)
         if found is not None and not found.static and isinstance(target, nn.Module):
-            self._cells[key] = Watch([target]), found  # which keeps it alive: its id is not another's
+            self._cells[key] = Watch([target]), found  # keeps the target alive, so that nothing else gets its id
             if len(self._cells) > MAX_TARGETS:
                 del self._cells[next(iter(self._cells))]
         return found
@@ -176,7 +177,7 @@ def _capture(
     name: str,
     alone: str | None,
 ) -> Kernel:
-    from edbatch.cells.compiled import compile_cell  # at first use: it costs as much to import as all the rest
+    from edbatch.cells.compiled import compile_cell  # at first use: its import takes as long as all others together
 
     def run_as_it_is(reason: str | None) -> Kernel:
         parameters = cell.parameters if cell is not None else ()
@@ -206,20 +207,20 @@ def _capture(
             raise
         except Exception as error:
             reason = f"its body cannot be captured ({error})"
-    return run_as_it_is(reason)  # where torch's own error is raised, if it is one
+    return run_as_it_is(reason)  # if the cell itself is wrong, torch's own error is raised here
 
 
 class _Wanting:
-    """Of a cell that cannot have all gradients at once: kernels with those that are wanted, and no others.
+    """Kernels of a cell that cannot have gradients for all its inputs: one kernel for each choice of wanted gradients.
 
-    Some ops have no derivative, and some values are overwritten that a gradient would need: no matter, if none is
-    wanted. The kernel of each choice is made once.
+    Some ops have no derivative, and some values that a gradient needs are overwritten. That does not matter where no
+    gradient is wanted. The kernel of a choice is made once, when it is first asked for.
     """
 
     def __init__(
         self, cell: CompiledCell, compiled: Callable[[tuple[int, ...]], CompiledCell], eager: Callable[[str], Kernel]
     ):
-        self.base = replace(cell, wanting=self)  # without any
+        self.base = replace(cell, wanting=self)  # the kernel without any gradient
         self._compiled, self._eager = compiled, eager
         self._kernels: dict[Mask, Kernel] = {(False,) * len(cell.constant): self.base}
 
@@ -244,8 +245,8 @@ class _Wanting:
 
 
 class _Undisturbed:
-    """A context in which a cell is `run` once to learn its shapes: hooks do not see that run, and after it buffers and
-    attributes are as before."""
+    """A context for a trial run of a cell, to learn the shapes of its results. Hooks are not called in it, and buffers
+    and attributes are put back after it."""
 
     def __init__(self, modules: Sequence[nn.Module]):
         self._modules = modules
@@ -259,7 +260,7 @@ class _Undisturbed:
         unhooked.set(True)
         kernel = function()
         has_changed = bool(self._before.put_back() or kernel.changes)
-        kernel.is_ordered = has_changed or (kernel.reason == HOOKS and bool(self._buffers))  # which hooks may write
+        kernel.is_ordered = has_changed or (kernel.reason == HOOKS and bool(self._buffers))  # hooks may write these
         return kernel
 
     def __exit__(self, *error: Any) -> None:
@@ -267,7 +268,7 @@ class _Undisturbed:
         with torch.no_grad():
             for buffer, value in zip(self._buffers, self._values, strict=True):
                 is_same = buffer.layout is torch.strided and torch.equal(buffer, value)
-                if not is_same:  # else autograd and frozen scopes would take the write for a change
+                if not is_same:  # else autograd and frozen scopes would see a change
                     buffer.copy_(value)
 
 

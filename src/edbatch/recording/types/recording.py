@@ -1,4 +1,7 @@
-"""What recording yields: the `Recording` of a mini-batch, flat arrays over its nodes and the type of each."""
+"""`Recording`: all calls that were recorded in a mini-batch, as flat arrays. All later stages read it.
+
+A node is one recorded call; its type says what it reads and which kernel computes it.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,8 @@ from edbatch.spec import Spec
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Recording:
-    """One mini-batch as recorded: types and args of all nodes (see layout/layout.py), and the inputs from outside."""
+    """One mini-batch as recorded: types and args of all nodes (see layout/layout.py), and the tensors that no
+    node computes (outside)."""
 
     types: Ints
     args: Ints
@@ -36,7 +40,7 @@ class Recording:
 
     @cached_property
     def arenas(self) -> tuple[Spec, ...]:
-        """The specs of all values, one arena each: those of the types, then those of results that no node reads."""
+        """The specs of all values, each with its own arena (memory): first those of the types, then other results."""
         known = self.type_set.arenas
         return tuple(dict.fromkeys((*known, *self.outside_specs))) if self.outside_specs else known
 
@@ -63,7 +67,7 @@ class Recording:
         return Graph(types=self.types, inputs=inputs, offsets=offsets, type_names=self.type_set.names)
 
     def outputs_of(self, refs: Ints) -> Ints:
-        """Of values that nodes compute, the numbers of their outputs among those of all types."""
+        """For each value that a node computes: its output's number, counted over the outputs of all types."""
         nodes, numbers = unpack(refs[refs >= 0])
         outputs: Ints = self.table.output_starts[self.types[nodes]] + numbers
         return outputs
@@ -71,8 +75,8 @@ class Recording:
     def check(self) -> None:
         """Raise an AssertionError that names the first node, type or input at fault, if there is one.
 
-        All args are those of slots, and references lead to outputs of earlier nodes or to inputs from outside, of the
-        spec that their slot says.
+        The args of a node are those that the slots of its type ask for. References lead to outputs of earlier nodes or
+        to inputs from outside, of the spec that the slot says.
         """
         from edbatch.recording.types.checking import check_recording
 

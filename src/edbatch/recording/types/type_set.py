@@ -1,7 +1,9 @@
-"""Types of node that occur together, and all that follows from them alone.
+"""Types of nodes, sets of types that occur together in a mini-batch, and all that follows from the types.
 
-Types rarely change from call to call, so what was found out about them is kept: `TypeSets` belongs to one batched
-function and finds a `TypeSet` by its types. It holds kernels, which last, and no tensors that nodes share.
+A node is one recorded call; nodes of one type may run together. In: the types of a mini-batch. Out: a `TypeSet`, with
+their kernels, the specs that they read and compute, and tables for later stages. Types rarely change from call to call,
+so it is kept: `TypeSets` belongs to one batched function and finds a `TypeSet` by its types. It holds kernels, which
+last, but no tensors that nodes share.
 """
 
 from __future__ import annotations
@@ -24,18 +26,20 @@ from edbatch.spec import Spec
 SUMS = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.DATA)
 
 T = TypeVar("T")
-MAX_SETS = 32  # that are kept
-MAX_KEPT = 32  # of what follows from a set and a little more
+MAX_SETS = 32  # sets that are kept
+MAX_KEPT = 32  # entries of `TypeSet.keep`
 
 
 @dataclass(frozen=True, eq=False)
 class NodeType:
-    """All nodes of one type run together: the same kernel, the same shared tensors, operands of the same specs.
+    """What nodes that run together have in common: the kernel, the shared tensors, and the specs of operands.
 
-    slots, slot_specs: how each operand is read, and what one row of it is (None for OFFSETS).
-    shared: the tensors that all nodes share, parameters above all; the kernel's own (`kernel.bound`) come last.
-    per_row: for each output, whether a node writes one row or as many as it has.
-    is_view: in torch its results would share the memory of its first operand, though its kernel does not tell.
+    slots, slot_specs: how each operand (value that a node reads) is read, and the spec of one row of it (None for
+    OFFSETS).
+    shared: the tensors that all nodes share, parameters above all. Last come the enclosed tensors, which the cell finds
+    by itself (`kernel.bound`).
+    per_row: for each output, whether it has as many rows as the node reads; else it is a single row.
+    is_view: in torch the results would share memory with the first operand, although the kernel does not say so.
     """
 
     name: str
@@ -53,7 +57,7 @@ class NodeType:
 
     @cached_property
     def form(self) -> Hashable:
-        """All but the shared tensors. The kernel must be kept alive where this is kept."""
+        """A key for all but the shared tensors. It has the id of the kernel: who keeps it must keep the kernel, too."""
         return self.name, id(self.kernel), self.slots, self.slot_specs, len(self.shared), self.per_row
 
     def __repr__(self) -> str:
@@ -61,8 +65,8 @@ class NodeType:
 
 
 class Output(NamedTuple):
-    """An output of a type: its number among those of all types, its arena, the bytes of a row, and whether a node
-    writes all its rows."""
+    """An output of a type: its number among those of all types, its arena, the bytes of a row, and whether it has as
+    many rows as the node reads."""
 
     number: int
     arena: int
@@ -74,9 +78,10 @@ class Output(NamedTuple):
 class TypeSet:
     """What follows from the forms of some types, in their order.
 
-    reasons: why nodes of a type run one by one; None of those that are batched, see `runs_alone`.
-    arenas: the specs of all values that nodes compute or read, one arena each; slot_arenas: for each type and slot the
-    arena that it reads, -1 for what is no value. row_bytes: for each type and slot the bytes of a row that it reads.
+    reasons: why nodes of a type run one by one; None if they are batched. runs_alone: whether there is a reason.
+    arenas: the specs of all values that nodes compute or read; each has an arena (memory for all values of a spec).
+    slot_arenas: for each type and slot the arena that it reads, -1 if it reads no values.
+    row_bytes: for each type and slot the bytes of a row that it reads.
     """
 
     kernels: tuple[Kernel, ...]
@@ -134,7 +139,7 @@ class TypeSet:
         return found
 
     def forget(self) -> None:
-        """Nothing is kept any more."""
+        """Drop all that `keep` has kept."""
         self._kept.clear()
 
 
@@ -155,7 +160,7 @@ class TypeSets:
 
 
 def _value(slot: Slot, spec: Spec | None) -> Spec | None:
-    """The spec of what a slot reads if that is a value."""
+    """The spec of the values that a slot reads; None if it reads no values."""
     return None if slot == Slot.DATA else spec
 
 

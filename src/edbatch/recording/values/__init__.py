@@ -1,4 +1,5 @@
-"""Lazy values: what stands for a tensor while examples are recorded, one by one, in stacks of any number, or as sums.
+"""Lazy values: they stand for tensors while examples are recorded, and know shape, dtype and device but no numbers.
 
-Imports `recording.types`.
+Single values, stacks of any number of values, and sums that still grow; also what torch functions mean for stacks, and
+what is refused. Imports `recording.types`.
 """

@@ -1,9 +1,9 @@
-"""Lazy values: what a batched function computes with while it is recorded.
+"""Lazy values: what a batched function computes with while it is recorded, in place of tensors.
 
-A `Lazy` is a reference to an output of a recorded node and a `Kind` (its spec and its recorder). It answers shape,
-dtype and device at once; every operator, method and torch function on it is recorded. `Rows` is a stack of values of
-any length, `PendingSum` a sum that is not recorded until it is used, so that `total = total + x` becomes one n-ary
-sum.
+A `Lazy` is a reference to an output of a node (a recorded call), and a `Kind`: its spec (shape, dtype, device) and its
+recorder. It answers shape, dtype and device at once; every operator, method and torch function on it is recorded and
+gives further lazy values. `Rows` is a stack of any number of values. `PendingSum` is a sum that is not recorded until
+it is used, so that `total = total + x` in a loop becomes one n-ary sum.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ READING = ("item", "tolist", "numpy", "__array__")
 class Kind:
     """A spec inside one recording.
 
-    Compared by identity, so that looking up a node's type costs no comparison of shapes. Rows and pending sums of
-    values of a kind have kinds of their own (`rows`, `pending`; no pending sums of whole numbers), which lead back to
-    it by `one`. So `x.kind is kind` alone says that x is one value and has a reference.
+    Compared by identity, so that looking up a node's type costs no comparison of shapes. A stack of values of a kind
+    has a kind of its own (`rows`), and so has a pending sum of them (`pending`; None for integers, whose sums are not
+    pending). Their `one` is the kind of the single values. So `x.kind is kind` is enough to know that x is a single
+    value and has a reference.
     """
 
     __slots__ = ("one", "pending", "recorder", "rows", "spec", "sum_key")
@@ -58,7 +59,7 @@ class Kind:
 
 
 def own_key(what: str, kind: Kind, detail: Hashable) -> tuple[Hashable, ...]:
-    """The key of the signature of a node that is no call of the user's own: those begin with a target, not a word."""
+    """The key of a node that we add ourselves, such as a sum; keys of the user's calls begin with their target."""
     return what, kind, detail
 
 
@@ -67,7 +68,7 @@ class Lazy(Value):
 
     __slots__ = ("kind", "ref")
     __array_ufunc__ = None  # numpy's numbers leave arithmetic with lazy values to us
-    ref: Any  # an int; of a Rows or PendingSum that is not recorded yet, what their own docstrings say
+    ref: Any  # an int; for a Rows or PendingSum that is not recorded yet see their docstrings
 
     kind: (
         Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
@@ -125,7 +126,7 @@ class Lazy(Value):
                 value.kind = kind.pending
                 value.ref = [self.ref], 1, kind.recorder.sums_grow_in
                 return value
-            if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # of masks 0 makes numbers
+            if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # 0 + mask is a number
                 return kind.recorder.plus(other, self)
             if type(self) is Lazy and kind.pending is not None:
                 return pending([self.ref], kind.recorder.sums_grow_in, kind)
@@ -177,15 +178,15 @@ class Lazy(Value):
 class Rows(Lazy):
     """A stack of `length` values of one kind; `ref` is None while it is only a list of them.
 
-    elements: the references of listed values. context: the one it was made in.
+    elements: the references of the listed values. context: the modes (grad, autocast) in which it was made.
     """
 
     __slots__ = ("context", "elements", "is_viewed", "length", "whole")
     length: int
     elements: list[int] | None
-    whole: Any  # the same as one value of fixed length, once somebody needed it
+    whole: Any  # the same values as one value of fixed length, once somebody needed that
     context: Context
-    is_viewed: bool  # one of its elements was taken
+    is_viewed: bool  # whether one of its elements was taken, which shares its memory in torch
 
     @property
     def shape(self) -> torch.Size:
@@ -234,7 +235,7 @@ def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None
 
 
 def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
-    """The sum of the present terms of a list: of values of a kind."""
+    """The sum of the values that are now in a list of references, all of one kind."""
     value = PendingSum()
     value.ref = (terms, len(terms), context)
     value.kind = kind.pending  # type: ignore[assignment]
@@ -286,7 +287,7 @@ def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
 
 
 def _in_place(name: str) -> None:
-    """`value += other`: the value itself is rebound, as torch writes into it, so that all its names see it."""
+    """`value += other`: the object itself becomes the result, so that all variables see it, as in torch."""
     plain = getattr(operator, f"__{name}__")
 
     def method(self: Lazy, other: Any) -> Any:

@@ -1,6 +1,6 @@
-"""What is known of recorded values beyond their kinds: whether they require gradients, and whether they share memory.
+"""More about recorded values than shape and dtype: whether they require gradients, and whether they share memory.
 
-Found out when somebody asks, by a walk over the nodes recorded since the last question.
+Found out when somebody asks, by a walk over the nodes (recorded calls) that were added since the last question.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ LISTS = (Slot.LIST, Slot.SUM, Slot.MEAN)
 
 
 class Lineage:
-    """Of the values of one recording, by their references.
+    """What is known of the values of one recording, by their references.
 
-    shares: in torch they would share memory with another value.
+    shares: the values that would share memory with another value in torch.
     """
 
     def __init__(self, recorder: Recorder):

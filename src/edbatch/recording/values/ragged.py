@@ -1,7 +1,9 @@
-"""Rows: a stack of any number of values of one kind, whose type does not depend on how many there are.
+"""Ragged values (`Rows`): stacks of any number of lazy values of one kind (shape, dtype, device).
 
-`torch.stack` of lazy values is `Rows`, at first only a list of them. `materialise` lets them lie side by side in
-memory, `dense` makes them one value of a fixed length. What torch functions do with them: see `ragged_functions`.
+Their length is no part of the type of calls that read them, so that stacks of different lengths are batched together.
+`torch.stack` of lazy values gives `Rows`, which are at first only a list of references. `materialise` records a copy in
+which they lie side by side in memory; `dense` makes them one value of a fixed length. What torch functions do with
+`Rows` is in `ragged_functions`.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
 
 
 def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Rows | None:
-    """The same of recorded values of one kind, which is checked at 20 ns a value; None when they are anything else."""
+    """Like `stack`, for recorded values of one kind, which is checked in 20 ns a value; None for anything else."""
     try:
         kinds = [value.kind for value in values]
     except AttributeError:
@@ -106,7 +108,7 @@ def listed(rows: Rows) -> list[int]:
 
 
 def is_list(recorder: Recorder, rows: Rows) -> bool:
-    """Whether rows can be read as a list of values here; those of another context lie in memory, made in that one."""
+    """Whether rows can be read as a list here. If they were stacked in other modes, a copy is recorded in those."""
     if rows.ref is None and rows.context is not recorder.context:
         materialise(recorder, rows)
     return rows.ref is None

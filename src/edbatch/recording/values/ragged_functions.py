@@ -1,8 +1,8 @@
-"""Torch functions of rows whose type does not depend on the number of rows.
+"""Torch functions of `Rows` (stacks of any number of lazy values) that are batched across different lengths.
 
-Sum, mean, max, logsumexp, softmax and log-softmax over the rows, row-wise functions and modules, functions of the rows'
-other dimensions, `rows @ v` and `w @ rows` batch across lengths; whatever else is done with rows gives them a fixed
-length.
+These are sum, mean, max, logsumexp, softmax and log-softmax over the rows, functions and modules that treat each row
+alike, functions of the other dimensions, `rows @ v` and `w @ rows`. In: a call on `Rows`. Out: its result, or
+NotImplemented; then the caller gives the rows a fixed length.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ ELEMENTWISE = {
     "logsigmoid", "clamp", "dropout", "sin", "cos", "where",
 }  # fmt: skip
 
-OF_DIMENSIONS = {  # functions of the numbers along dimensions, the second argument
+OF_DIMENSIONS = {  # functions along dimensions, which are the second argument
     "sum", "mean", "prod", "var", "std", "max", "min", "amax", "amin", "argmax", "argmin", "logsumexp", "softmax",
     "log_softmax", "cumsum", "squeeze", "unsqueeze",
 }  # fmt: skip
-OF_ALL = ("sum", "mean", "amax")  # reductions that mean the same over all numbers as over the rows of numbers
+OF_ALL = ("sum", "mean", "amax")  # without `dim` they reduce all numbers: if rows are numbers, that is over the rows
 
 
 def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """A torch function of rows that batches across lengths; NotImplemented for any other."""
+    """Record a torch function of rows so that it is batched across lengths; NotImplemented if that is not possible."""
     name = getattr(func, "__name__", "").strip("_")
     if name == "stack":
         dim = args[1] if len(args) > 1 else kwargs.get("dim", 0)
@@ -63,7 +63,7 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
 
 
 def is_over_rows(name: str, rows: Rows, dim: Any = None, *rest: Any) -> bool:
-    """The same for the commonest ways of saying so."""
+    """`_over_rows` for the commonest ways to give a dimension."""
     if dim is None:
         return not rest and name in OF_ALL and not rows.kind.spec.shape
     return not rest and type(dim) is int and dim == 0
@@ -84,7 +84,7 @@ def _over_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 
 def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether an elementwise function broadcasts nothing along the rows' own dimension."""
+    """Whether an elementwise function broadcasts nothing along the dimension of the stack."""
     rows = [a for a in args if type(a) is Rows]
     others = [a for a in (*args, *kwargs.values()) if isinstance(a, Lazy | torch.Tensor) and type(a) is not Rows]
     if not rows or any(r.length != rows[0].length for r in rows) or any(isinstance(a, list | tuple) for a in args):
@@ -94,7 +94,7 @@ def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _of_one_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
-    """The arguments of the same call of one row; None if it is along the rows' own dimension."""
+    """The arguments of the same call on a single row; None if the call is along the dimension of the stack."""
     rows, *rest = args
     keyword = next((k for k in ("dim", "axis") if k in kwargs), None)
     if type(rows) is not Rows or (keyword is None and not rest):
@@ -128,7 +128,7 @@ def _product(recorder: Recorder, left: Any, right: Any) -> Any:
 
 
 def scale(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-    """One row times its weight; not `torch.mul`, which means something else for rows and as many numbers."""
+    """One row times its weight. `torch.mul` of a stack and as many numbers would broadcast in another way."""
     return row * weight
 
 
@@ -195,6 +195,6 @@ NAME_OF_REDUCTION = {
 
 
 def reduce(recorder: Recorder, name: str, rows: Rows) -> Any:
-    """A reduction over all rows; NotImplemented for rows that have none, such as whole numbers."""
+    """A reduction over all rows; NotImplemented where there is none, as for integers."""
     check_owner(recorder, rows)
     return REDUCTIONS[name](recorder, rows)

@@ -1,4 +1,8 @@
-"""What lazy values do not allow: to be written in place, and to be read."""
+"""Refuses what cannot be done with lazy values, which have no numbers yet, and says what to write instead.
+
+Reading them, most writes in place, and gradients or transforms of torch.func inside a batched function. Also refused:
+batched calls inside a transform, and tensors with a tangent (forward-mode gradient).
+"""
 
 from __future__ import annotations
 
@@ -18,16 +22,16 @@ TRANSFORMS = (
     "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply "
     "it to single examples, outside"
 )
-INSTEAD = {  # of methods in place that have no other form
+INSTEAD = {  # for in-place methods that have no other form
     "zero": "torch.zeros_like(x)", "fill": "torch.full_like(x, …)", "copy": "the other value", "uniform":
     "torch.rand_like(x)", "normal": "torch.randn_like(x)", "detach": "x.detach()",
 }  # fmt: skip
 
 
 def explained(error: Exception) -> Exception:
-    """The error of a user's function; if a transform was given lazy values, one that says so.
+    """The error to show for one of the user's function: the same, or a clear one if a transform was given lazy values.
 
-    torch offers no hook there: its transforms look for tensors and complain.
+    Such a call cannot be seen before: torch's transforms look for tensors by themselves, and complain.
     """
     frames = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
     in_cell = any(name.endswith("edbatch/recording/types/kernel_cache.py") for name in frames)
@@ -37,7 +41,7 @@ def explained(error: Exception) -> Exception:
 
 
 def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Raises if a call, which has lazy values among its arguments, can have no meaning; says what to write instead."""
+    """Raise if a call on lazy values can have no meaning; the error says what to write instead."""
     name = getattr(func, "__name__", "")
     if func is torch.tensor and args and isinstance(args[0], list | tuple):
         raise ValueReadError(
@@ -66,7 +70,7 @@ def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
 
 
 def refuse_transforms() -> None:
-    """Raises if a transform of torch.func is around a batched call: it would not see what is computed."""
+    """Raise if a batched call is inside a transform of torch.func, which would not see what is computed."""
     if innermost_transform() is not None:
         raise BatchError(
             "a batched function was called inside torch.func.vmap, grad, jvp or the like, which cannot see into it; "
@@ -75,7 +79,7 @@ def refuse_transforms() -> None:
 
 
 def refuse_tangents(tensors: Iterable[torch.Tensor]) -> None:
-    """Raises if one of the tensors that a batched call reads has a tangent, which would be lost."""
+    """Raise if one of the tensors that a batched call reads has a tangent, which would be lost."""
     if not is_forward_mode():
         return
     unpack: Any = forward_ad.unpack_dual

@@ -1,4 +1,8 @@
-"""N-ary sums: `total = total + x` grows one sum as long as it is only added to, and is recorded when it is used."""
+"""Sums of many terms: `total = total + x` in a loop is recorded as one node, not as one per addition.
+
+An addition of lazy values gives a `PendingSum`, to which further terms may be added. It is recorded, as a node over all
+its terms, when it is used in any other way.
+"""
 
 from __future__ import annotations
 
@@ -35,14 +39,14 @@ def add(recorder: Recorder, left: Any, right: Any) -> Any:
     terms, _, context = left.ref
     if _can_grow(right, recorder):
         terms += right.ref[0]
-        right.ref = right.ref[0], -1, context  # its terms are taken once; another use gets a node of its own
+        right.ref = right.ref[0], -1, context  # its terms are in this sum now; used again, it gets a node of its own
     else:
         terms.append(recorder.resolve(right).ref)
     return pending(terms, context, kind)
 
 
 def _can_grow(value: Any, recorder: Recorder) -> bool:
-    """Whether a value is a pending sum to which nothing has been added yet, made in the present context."""
+    """Whether a value is a pending sum to which no term was added yet, made in the present context."""
     return type(value) is PendingSum and len(value.ref[0]) == value.ref[1] and value.ref[2] is recorder.context
 
 
@@ -55,7 +59,7 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     """Record a pending sum as one node over all its terms."""
     terms, count, context = value.ref
     kind = value.kind.one
-    if 0 <= count < len(terms):  # it has grown since
+    if 0 <= count < len(terms):  # the list has grown since
         terms = terms[:count]
     if len(terms) == 1:  # 0 + x
         set_class(value, Lazy)
