@@ -27,8 +27,8 @@ from edbatch.torch_state.surroundings import inside, undrawn
 
 aten = torch.ops.aten
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-LARGE = 1 << 26  # elements: where inputs are of this size, nothing runs on scratch tensors
-LONG = 1 << 24  # elements: computing as many would take longer than the compiler's import
+LARGE = 1 << 26  # elements: ops with an input of this size do not run on scratch tensors
+LONG = 1 << 24  # elements: to compute so many would take longer than the import of the compiler
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 _LIFT = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
