@@ -11,13 +11,13 @@ def contents(recording, results):
     return [array.tolist() for array in arrays]
 
 
-def checked_rewrite(recording, results):
+def checked_rewrite(recording, results, *switches):
     if len(recording.types) > MOST_NODES:
-        return rewrite(recording, results)
+        return rewrite(recording, results, *switches)
     recording.check()
     results.check(recording)
     before = contents(recording, results)
-    found = rewrite(recording, results)
+    found = rewrite(recording, results, *switches)
     assert contents(recording, results) == before, "a stage changed what it was given"
     found[1].check(found[0])
     return found

@@ -9,7 +9,7 @@ from torch import nn
 
 import edbatch
 
-OURS = ["fn", "policy", "stack", "compiling", "key", "debug", "stats", "_pipeline", "pipeline", "explain", "one_by_one",
+OURS = ["fn", "policy", "stack", "switches", "key", "debug", "stats", "_pipeline", "pipeline", "explain", "one_by_one",
         "cell_plans", "forward_", "_loop"]  # fmt: skip
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from edbatch.cells.kernel import Compiling
 from edbatch.errors import BatchError
 from edbatch.inspection.explain import explain
 from edbatch.pipeline import Pipeline, zip_columns
@@ -19,6 +18,7 @@ from edbatch.recording.values.refusals import refuse_transforms
 from edbatch.scheduling import policies
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats
+from edbatch.switches import Switches
 from edbatch.torch_insides.modules import REGISTERED
 from edbatch.torch_state.outside_compile import outside_compile
 
@@ -46,7 +46,7 @@ class Batched(nn.Module):
     fn: Callable[..., Any]
     policy: Policy
     stack: bool | str
-    compiling: Compiling
+    switches: Switches
     key: Callable[..., Hashable] | None
     debug: bool
     stats: Stats | None
@@ -57,7 +57,7 @@ class Batched(nn.Module):
         fn: Callable[..., Any],
         policy: Policy,
         stack: bool | str,
-        compiling: Compiling,
+        switches: Switches,
         key: Callable[..., Hashable] | None = None,
         debug: bool = False,
     ):
@@ -69,7 +69,7 @@ class Batched(nn.Module):
                 self.__dict__[name] = owner.__dict__[name]
             self.training = owner.training
         self.fn, self.key, self.debug = fn, key, debug
-        self.policy, self.stack, self.compiling = policy, stack, compiling
+        self.policy, self.stack, self.switches = policy, stack, switches
         self.stats = self._pipeline = None
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -93,7 +93,7 @@ class Batched(nn.Module):
     @property
     def pipeline(self) -> Pipeline:
         if self._pipeline is None:
-            self._pipeline = Pipeline(self.fn, self.compiling, self.key, debug=self.debug)
+            self._pipeline = Pipeline(self.fn, self.switches, self.key, debug=self.debug)
         return self._pipeline
 
     @outside_compile
@@ -218,7 +218,7 @@ def batch(
     elif isinstance(policy, type) or not hasattr(policy, "run"):
         raise BatchError(f"policy={policy!r} is no policy; give one like edbatch.policies.BoundGreedy(), or its name")
     on = compile and os.environ.get("EDBATCH_COMPILE", "1") not in ("", "0")
-    return Batched(fn, policy, stack, Compiling(on, exact_math), key, debug)
+    return Batched(fn, policy, stack, Switches(on, exact_math), key, debug)
 
 
 def _is_eager() -> bool:

@@ -29,7 +29,7 @@ def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
     2
     """
     batched = fn if isinstance(fn, Batched) else batch(fn)
-    return rewrite(*batched.pipeline.record(columns, keywords))[0].graph
+    return rewrite(*batched.pipeline.record(columns, keywords), batched.switches)[0].graph
 
 
 def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from edbatch.cells.kernel import Compiling, Kernel
+from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
 from edbatch.recording.calls.names import Names
 from edbatch.recording.interception import Shortcuts, recording
@@ -47,6 +47,7 @@ from edbatch.runtime.needs import needs_of_results, with_wanted_gradients
 from edbatch.runtime.plan import make_plan
 from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats, Stopwatch
+from edbatch.switches import Switches
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableAutocast
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
@@ -61,7 +62,7 @@ class Pipeline:
     def __init__(
         self,
         function: Callable[..., Any],
-        compiling: Compiling,
+        switches: Switches,
         key: Callable[..., Hashable] | None = None,
         *,
         debug: bool = False,
@@ -74,7 +75,7 @@ class Pipeline:
         self.shortcuts = Shortcuts(self.root)
         self.type_sets = TypeSets()
         self.pool = Pool()
-        self.compiling = compiling
+        self.switches = switches
         self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
         self._last_types: TypeSet | None = None
 
@@ -106,15 +107,15 @@ class Pipeline:
             refuse_tangents(chain(recorded.outside, (t for kind in recorded.node_types for t in kind.shared)))
             recorded = with_wanted_gradients(recorded)
         with watch("rewrite"):
-            recorded, results = rewrite(recorded, results)
+            recorded, results = rewrite(recorded, results, self.switches)
         self._last_types = recorded.type_set
         with watch("schedule"):
             order = policy.run(recorded.graph)
         with watch("plan"):
-            plan = make_plan(recorded, order)
+            plan = make_plan(recorded, order, self.switches)
             needs, results = needs_of_results(recorded, results)
         with watch("compile"):
-            compiled = inside((Made(DisableAutocast),), compile_plan, plan, needs, self.compiling)
+            compiled = inside((Made(DisableAutocast),), compile_plan, plan, needs, self.switches)
         with watch("run"):
             return Execution(plan, self.pool, needs, compiled), results
 

@@ -42,6 +42,7 @@ def test_help_shows_examples():
         ["bench", "segments"],
         ["bench", "dynet"],
         ["bench", "floor"],
+        ["bench", "ablations"],
         ["fuzz"],
         ["workloads"],
         ["run"],
@@ -88,6 +89,8 @@ def test_module_and_version():
         (["cells", "--json", "/missing/a.json"], 1, "error: cannot write /missing/a.json"),
         (["bench", "floor", "--rounds", 2], 1, "error: 2 rounds are too few"),
         (["bench", "floor", "trees"], 1, "error: no workload is called 'trees'; choose one of tree-lstm, "),
+        (["bench", "ablations", "--rounds", 2], 1, "error: 2 rounds are too few"),
+        (["bench", "ablations", "--mode", "sideways"], 2, "Invalid value for '--mode'"),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )

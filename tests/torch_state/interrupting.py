@@ -152,7 +152,7 @@ def cases() -> dict[str, Callable[[], Case]]:
         def make() -> Case:
             trees = model()
             batched = edbatch.batch(trees, **options)
-            batched.compiling = type(batched.compiling)(compile, False)
+            batched.switches = type(batched.switches)(compile, False)
             if compile and first:
                 native._FUNCTIONS.clear()
             if not first:

@@ -64,7 +64,7 @@ def one_round(number: int, right: list[Tensor], *, compile: bool) -> list[str]:
     models = [model() for _ in range(NUM_THREADS if number % 2 else 1)]
     batched = [edbatch.batch(trees, compile=compile, **options) for trees in models]
     for one in batched:
-        one.compiling = type(one.compiling)(compile, False)
+        one.switches = type(one.switches)(compile, False)
     watched = Watched()
     before = state(models[0])
     barrier, done = threading.Barrier(NUM_THREADS), threading.Event()

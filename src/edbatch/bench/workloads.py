@@ -202,14 +202,15 @@ def markdown(result: dict[str, Any]) -> str:
         f"{machine['cpu']}, {machine['cores']} cores, {machine['torch_threads']} threads of torch {machine['torch']}, "
         f"Python {machine['python']}, numba {machine['numba']}, edbatch {machine['edbatch']}. Medians (quartiles) of "
         f"{settings['rounds']} rounds, one by one in {settings['one_by_one_rounds']} of them, in turns in one process.",
-        _markdown_table(*_graphs(result)),
+        markdown_table(*_graphs(result)),
         "Milliseconds of a mini-batch, of its stages, and of the same model one by one (speed-up: median of the ratios "
         "within rounds):",
-        _markdown_table(*_times(result)),
+        markdown_table(*_times(result)),
     ]
     return "\n\n".join(sections) + "\n"
 
 
-def _markdown_table(heads: list[str], rows: list[list[str]]) -> str:
+def markdown_table(heads: list[str], rows: list[list[str]]) -> str:
+    """Names to the left, numbers to the right."""
     lines = [heads, ["---", *["---:"] * (len(heads) - 1)], *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,10 +20,11 @@ from edbatch.cells.body.simplify import simplify
 from edbatch.cells.capture.capture import Captured, capture
 from edbatch.cells.capture.cut_points import Piece, hoist
 from edbatch.cells.capture.recapture import Recapture
-from edbatch.cells.kernel import Compiling, Form, Kernel, Mask, Reads
+from edbatch.cells.kernel import Form, Kernel, Mask, Reads
 from edbatch.cells.torch_ops.cell import TorchCell
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
+from edbatch.switches import Switches
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
 
@@ -60,19 +62,24 @@ class CompiledCell:
     again: Recapture | None = field(default=None, repr=False, compare=False)
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
-    fused: dict[tuple[Reads, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
+    fused: dict[tuple[Reads, bool, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
 
-    def form(self, reads: Reads, compiling: Compiling) -> Form:
+    def form(self, reads: Reads, switches: Switches) -> Form:
         """As fused kernels on the CPU, unless that was given up; else as torch ops."""
-        if not compiling.on or any(spec.device.type != "cpu" for spec in (*self.rows, *self.outputs)):
-            return self.torch_ops
-        key = reads, compiling.exact_math
+        torch_ops = self.torch_ops if switches.stack_weights else self._unstacked
+        if not switches.compile or any(spec.device.type != "cpu" for spec in (*self.rows, *self.outputs)):
+            return torch_ops
+        key = reads, switches.exact_math, switches.stack_weights
         if key not in self.fused:
             from edbatch.cells.fused.cell import FusedCell  # at first use: it imports numba
 
-            self.fused.setdefault(key, FusedCell(self.name, self.body, self.sparse, *key, self.torch_ops))
+            self.fused.setdefault(key, FusedCell(self.name, self.body, self.sparse, *key, torch_ops))
         found = self.fused[key]
-        return self.torch_ops if found.is_given_up else found
+        return torch_ops if found.is_given_up else found
+
+    @cached_property
+    def _unstacked(self) -> TorchCell:
+        return TorchCell(self.body, self.sparse, stack_weights=False)
 
     @property
     def is_current(self) -> bool:

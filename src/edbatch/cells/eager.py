@@ -15,10 +15,11 @@ from torch import Tensor
 
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.eager_programs import Calls, EagerInference, EagerTraining, as_given
-from edbatch.cells.kernel import Compiling, Form, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Mask, Memory, Programs, Reads, Take
 from edbatch.cells.touched import Rehearsal
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
+from edbatch.switches import Switches
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
 from edbatch.torch_insides.tensors import storage_number, version_of
@@ -97,7 +98,6 @@ class EagerKernel:
         self.reason = reason
         self.grad = grad
         self._modes = Modes.current()  # those of the call that is recorded; batches run later, outside of them
-        self._num_rows = len(rows)
         lead = () if reason is not None else (2,)
         given, result, touched = inside(undrawn(), self._rehearse, rows, shared, lead)
         leaves, self._tree = pytree.tree_flatten(result)
@@ -196,7 +196,7 @@ class EagerKernel:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, compiling: Compiling) -> Form:
+    def form(self, reads: Reads, switches: Switches) -> Form:
         return self
 
     def give_up(self) -> Form | None:

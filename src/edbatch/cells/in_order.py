@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.cells.eager import EagerKernel
-from edbatch.cells.kernel import Bindable, Compiling, Form, Launch, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Bindable, Form, Launch, Mask, Memory, Programs, Reads, Take
 from edbatch.spec import Spec
+from edbatch.switches import Switches
 
 if TYPE_CHECKING:
     from edbatch.runtime.binding import Binding
@@ -57,7 +58,7 @@ class InOrder:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, compiling: Compiling) -> Form:
+    def form(self, reads: Reads, switches: Switches) -> Form:
         return self
 
     def give_up(self) -> Form | None:

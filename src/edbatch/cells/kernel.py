@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from edbatch.spec import Spec
+from edbatch.switches import Switches
 
 if TYPE_CHECKING:
     from edbatch.cells.body.split import Split
@@ -38,14 +39,6 @@ class Read(Enum):
 
 
 Reads = tuple[Read, ...]
-
-
-@dataclass(frozen=True)
-class Compiling:
-    """How cells are to run: `on` as fused kernels where possible, with `exact_math` torch's own tanh, exp, …"""
-
-    on: bool = True
-    exact_math: bool = False
 
 
 class TooLong(Exception):
@@ -168,6 +161,6 @@ class Kernel(Protocol):
         """The kernel in two parts, of which one reads no recurrent operand; None if it stays whole."""
         ...
 
-    def form(self, reads: Reads, compiling: Compiling) -> Form:
+    def form(self, reads: Reads, switches: Switches) -> Form:
         """How it runs where operands are found like this."""
         ...

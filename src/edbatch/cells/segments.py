@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Compiling, Form, Launch, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Launch, Mask, Memory, Programs, Reads, Take
 from edbatch.cells.tensor_programs import TensorBackward, TensorForward
 from edbatch.spec import Spec
+from edbatch.switches import Switches
 
 if TYPE_CHECKING:
     from edbatch.runtime.binding import Binding
@@ -59,8 +60,8 @@ class SegmentKernel:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, compiling: Compiling) -> Form:
-        is_quick = self.name == "copy" and compiling.on and self.outputs[0].dtype in QUICK
+    def form(self, reads: Reads, switches: Switches) -> Form:
+        is_quick = self.name == "copy" and switches.compile and self.outputs[0].dtype in QUICK
         return COPY_FORM if is_quick and self.outputs[0].device.type == "cpu" else self
 
     def give_up(self) -> Form | None:

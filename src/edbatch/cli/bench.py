@@ -15,7 +15,9 @@ from edbatch.cli.options import (
     Hidden,
     HiddenOfWorkloads,
     Json,
+    Markdown,
     Mode,
+    Modes,
     Rounds,
     Threads,
     TreeFolder,
@@ -29,13 +31,17 @@ bench = typer.Typer(no_args_is_help=True, rich_markup_mode="markdown")
 MIN_TABLE_WIDTH = 150  # of benchmarks: cut numbers would be worse than lines that the terminal wraps
 
 
-def show_measured(benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Measure, print the tables for people, and write all numbers to a file if one is given; the numbers."""
+def show_measured(
+    benchmark: Any, json: Path | None, run: Callable[[], dict[str, Any]], markdown: Path | None = None
+) -> None:
+    """Measure, print the tables for people, and write all numbers and the tables to files if such are given."""
     from rich.console import Console
 
     from edbatch.bench.measure import check_output, write_json
+    from edbatch.storage.atomic import write_atomically
 
     check_output(json)
+    check_output(markdown)
     result = run()
     console = Console()
     console.width = max(console.width, MIN_TABLE_WIDTH)
@@ -44,7 +50,8 @@ def show_measured(benchmark: Any, json: Path | None, run: Callable[[], dict[str,
     if json is not None:
         write_json(json, result)
         console.print(f"All numbers are in {json}")
-    return result
+    if markdown is not None:
+        write_atomically(markdown, benchmark.markdown(result).encode())
 
 
 @bench.command("tree-lstm")
@@ -141,7 +148,7 @@ def bench_workloads(
     threads: Threads = None,
     data: Folder = None,
     json: Json = None,
-    markdown: Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")] = None,
+    markdown: Markdown = None,
 ) -> None:
     """Every workload, inference and training: batches by policy, time by stage, speed-up over one by one.
 
@@ -149,17 +156,12 @@ def bench_workloads(
     """
     with clear_errors():
         from edbatch.bench import workloads as benchmark
-        from edbatch.bench.measure import check_output
-        from edbatch.storage.atomic import write_atomically
 
         settings = benchmark.Settings(
             tuple(workload or ()), batch_size, hidden, rounds, threads, one_by_one_rounds=one_by_one_rounds
         )
         settings.check()
-        check_output(markdown)
-        result = show_measured(benchmark, json, lambda: benchmark.run(settings, data))
-        if markdown is not None:
-            write_atomically(markdown, benchmark.markdown(result).encode())
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)
 
 
 @bench.command()
@@ -242,3 +244,34 @@ def bench_floor(
         )
         settings.check()
         show_measured(benchmark, json, lambda: benchmark.run(settings, data))
+
+
+@bench.command("ablations")
+def bench_ablations(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="Some that `edbatch workloads` lists.",
+            show_default="tree-lstm lattice-lstm bilstm-tagger attention-nmt module-net",
+        ),
+    ] = None,
+    batch_size: BatchSize = 32,
+    hidden: HiddenOfWorkloads = 128,
+    mode: Annotated[Modes, typer.Option(help="Forward only, forward and backward, or both in turn.")] = Modes.both,
+    rounds: Annotated[int, number("Rounds in which every contender runs once; at least 3.")] = 30,
+    threads: Threads = None,
+    data: Folder = None,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """What each rewrite buys: hoisting, absorbed sums, stacked weights, order inside batches, deferred gradients, keys.
+
+    Example: `edbatch bench ablations lattice-lstm --mode train --threads 2`
+    """
+    with clear_errors():
+        from edbatch.bench import ablations as benchmark
+
+        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads, mode=mode.value)
+        settings.check()
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)

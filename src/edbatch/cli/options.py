@@ -14,6 +14,12 @@ class Mode(StrEnum):
     train = "train"
 
 
+class Modes(StrEnum):
+    infer = "infer"
+    train = "train"
+    both = "both"
+
+
 def number(help: str, least: float = 1, **more: Any) -> Any:
     """An option whose value is a number, at least `least`."""
     return typer.Option(min=least, metavar="X", help=help, **more)
@@ -39,3 +45,4 @@ TreeFolder = Annotated[
     Path | None, typer.Option(help="Folder of trees/train.txt. Default: EDBATCH_DATA, or shipped trees.")
 ]
 Json = Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")]
+Markdown = Annotated[Path | None, typer.Option(help="Also write the tables to this file, as Markdown.")]

@@ -32,7 +32,7 @@ class BatchedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, execution: Execution, groups: list[Group], results: list[Tensor], watch: Any, *inputs: Tensor
+        ctx: Any, execution: Execution, groups: Sequence[Group], results: list[Tensor], watch: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
         ctx.execution, ctx.groups, ctx.watch, ctx.inputs = execution, groups, watch, inputs
         # Torch then checks that nobody changed them in between, but for what cells themselves write.
@@ -65,7 +65,7 @@ class BatchedFunction(torch.autograd.Function):
         return None, None, None, None, *gradients
 
 
-def backward(execution: Execution, groups: list[Group], grads: Sequence[Tensor | None]) -> dict[int, Tensor]:
+def backward(execution: Execution, groups: Sequence[Group], grads: Sequence[Tensor | None]) -> dict[int, Tensor]:
     """The gradients of all that needs one and is reached, by identity, given those of the results."""
     lease = Lease(execution.lease.pool, "gradients")
     arenas, ways = _gradient_arenas(execution, lease, groups)
@@ -103,7 +103,7 @@ def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _reached(execution: Execution, groups: list[Group], grads: Sequence[Tensor | None]) -> list[bool]:
+def _reached(execution: Execution, groups: Sequence[Group], grads: Sequence[Tensor | None]) -> list[bool]:
     """The types that a gradient reaches: all of them, if every result has one."""
     pairs = [(g, gradient) for g, gradient in zip(groups, grads, strict=True) if g.needs_grad]
     if all(gradient is not None for _, gradient in pairs):
@@ -117,7 +117,9 @@ def _reached(execution: Execution, groups: list[Group], grads: Sequence[Tensor |
     return execution.needs.reached(recording.table, is_result)
 
 
-def _gradient_arenas(execution: Execution, lease: Lease, groups: list[Group]) -> tuple[list[Tensor | None], np.ndarray]:
+def _gradient_arenas(
+    execution: Execution, lease: Lease, groups: Sequence[Group]
+) -> tuple[list[Tensor | None], np.ndarray]:
     """Memory beside every arena in which some value needs a gradient: zeros, but for rows that are written once.
 
     Returns also whether the gradients of a batch's operand are added or stored; see `layout/gradient_rows`.
@@ -145,7 +147,7 @@ def _gradient_arenas(execution: Execution, lease: Lease, groups: list[Group]) ->
 
 
 def _written_once(
-    execution: Execution, groups: list[Group], large: list[int]
+    execution: Execution, groups: Sequence[Group], large: list[int]
 ) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     """Of each batch and slot, whether its gradients are added or stored; of large arenas the rows that need zeros."""
     from edbatch.layout.gradient_rows import ADD, stored_rows
@@ -214,7 +216,7 @@ def _outside_gradients(
     arenas: list[Tensor | None],
     total: dict[int, Tensor],
     is_reached: list[bool],
-    groups: list[Group],
+    groups: Sequence[Group],
 ) -> None:
     """The gradients of tensors from outside, by identity; none where nothing that is reached reads one."""
     recording, needs = execution.plan.recording, execution.needs

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from edbatch.cells.kernel import Compiling, Form, Programs, TooLong
+from edbatch.cells.at_once import at_once
+from edbatch.cells.kernel import Form, Programs, TooLong
 from edbatch.runtime.binding import reading
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.plan import Plan
+from edbatch.switches import Switches
 from edbatch.torch_insides.modes import num_dispatch_modes
 
 log = logging.getLogger("edbatch")
@@ -29,18 +31,22 @@ class Compiled:
     is_on: bool
 
 
-def compile_plan(plan: Plan, needs: Needs | None, compiling: Compiling) -> Compiled:
+def compile_plan(plan: Plan, needs: Needs | None, switches: Switches) -> Compiled:
     """The programs of a plan, ready to be bound."""
     if num_dispatch_modes():
-        compiling = replace(compiling, on=False)  # a dispatch mode must see every op
-    forms = plan.recording.type_set.keep(("forms", compiling), lambda: _forms(plan, compiling))
+        switches = replace(switches, compile=False)  # a dispatch mode must see every op
+    forms = plan.recording.type_set.keep(("forms", switches), lambda: _forms(plan, switches))
     with torch.no_grad():
         pairs = [_compile(plan, needs, t, form) for t, form in enumerate(forms)]
-    return Compiled(tuple([form for form, _ in pairs]), tuple([programs for _, programs in pairs]), compiling.on)
+    programs = [programs for _, programs in pairs]
+    if not switches.defer_gradients:
+        types = plan.recording.node_types
+        programs = [at_once(p, len(t.slots), len(t.shared)) for p, t in zip(programs, types, strict=True)]
+    return Compiled(tuple([form for form, _ in pairs]), tuple(programs), switches.compile)
 
 
-def _forms(plan: Plan, compiling: Compiling) -> tuple[Form, ...]:
-    return tuple([t.kernel.form(tuple(map(reading, t.slots)), compiling) for t in plan.recording.node_types])
+def _forms(plan: Plan, switches: Switches) -> tuple[Form, ...]:
+    return tuple([t.kernel.form(tuple(map(reading, t.slots)), switches) for t in plan.recording.node_types])
 
 
 def _compile(plan: Plan, needs: Needs | None, t: int, form: Form) -> tuple[Form, Programs]:

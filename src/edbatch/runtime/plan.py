@@ -14,6 +14,7 @@ from edbatch.recording.results import Group
 from edbatch.recording.types.recording import Recording
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
+from edbatch.switches import ALL_ON, Switches
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,12 +44,13 @@ class Plan:
         check_plan(self)
 
 
-def make_plan(recording: Recording, schedule: Schedule) -> Plan:
-    from edbatch.layout.batch_order import order_batches
+def make_plan(recording: Recording, schedule: Schedule, switches: Switches = ALL_ON) -> Plan:
+    if switches.order_batches:
+        from edbatch.layout.batch_order import order_batches
 
-    # Cells that run one by one may draw random numbers, which they do in the order of recording.
-    types = recording.type_set
-    schedule = order_batches(recording.graph, schedule, fixed=types.runs_alone, only_sums=types.only_sums)
+        # Cells that run one by one may draw random numbers, which they do in the order of recording.
+        types = recording.type_set
+        schedule = order_batches(recording.graph, schedule, fixed=types.runs_alone, only_sums=types.only_sums)
     counts, rows = recording.outside_rows
     layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
     return Plan(recording, recording.graph, schedule, layout)

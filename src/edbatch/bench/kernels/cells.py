@@ -22,16 +22,17 @@ from edbatch.bench import measure
 from edbatch.bench.kernels.cells_of_paper import CELLS
 from edbatch.bench.measure import BenchError
 from edbatch.cells.compiled import CompiledCell, compile_cell
-from edbatch.cells.kernel import Compiling, Mask, Read
+from edbatch.cells.kernel import Mask, Read
 from edbatch.inspection.cell_plan import plan_of
 from edbatch.pq.cell_layout import CellLayout
 from edbatch.runtime.binding import Binding
 from edbatch.spec import Spec
+from edbatch.switches import Switches
 from edbatch.torch_insides.pytree import tree_leaves
 
 LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
 FUSED, PLAIN = "fused_microseconds", "plain_microseconds"
-FORMS = {FUSED: Compiling(on=True), PLAIN: Compiling(on=False)}
+FORMS = {FUSED: Switches(compile=True), PLAIN: Switches(compile=False)}
 BURST_SECONDS = 1e-3  # so many quick calls are timed together that they take this long
 MAX_BURST = 50
 
@@ -86,7 +87,7 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
     check(cell, module)
     calls: dict[str, Callable[[], object]] = {}
     for size in settings.batch_sizes:
-        calls |= {f"{form} {size}": OneBatch(cell, size, compiling) for form, compiling in FORMS.items()}
+        calls |= {f"{form} {size}": OneBatch(cell, size, switches) for form, switches in FORMS.items()}
     bursts = {name: _burst(call) for name, call in calls.items()}
     contenders: dict[str, Callable[[], object]] = {s: partial(_repeat, calls[s], bursts[s]) for s in calls}
     advance()
@@ -111,7 +112,7 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
 class OneBatch(Binding):
     """One batch of random rows, and a form of a cell (fused or torch ops) ready to run on it, without a plan."""
 
-    def __init__(self, cell: CompiledCell, size: int, compiling: Compiling) -> None:
+    def __init__(self, cell: CompiledCell, size: int, switches: Switches) -> None:
         self._size = size
         self.rows_of = [spec.empty(size).normal_() for spec in cell.rows]
         self.results = [spec.empty(size) for spec in cell.outputs]
@@ -120,7 +121,7 @@ class OneBatch(Binding):
         self.head = self._numbers.ctypes.data, self.starts, self._index.ctypes.data, 1
         self._held: list[Any] = []
         self._memory: dict[int, Tensor] = {}
-        form = cell.form((Read.ROWS,) * len(self.rows_of), compiling)
+        form = cell.form((Read.ROWS,) * len(self.rows_of), switches)
         with torch.no_grad():
             self.pro = form.prologue(cell.bound)
         self._launch = form.infer.forward.bind(self)
@@ -171,8 +172,8 @@ class OneBatch(Binding):
 
 def check(cell: CompiledCell, module: nn.Module) -> None:
     """Raises if a batch differs from the module called on one row after the other."""
-    for compiling in FORMS.values():
-        batch = OneBatch(cell, 3, compiling)
+    for switches in FORMS.values():
+        batch = OneBatch(cell, 3, switches)
         batch()
         for i in range(3):
             alone = tree_leaves(module(*[row[i] for row in batch.rows_of]))

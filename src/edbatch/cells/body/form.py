@@ -18,12 +18,13 @@ class BodyForm(ABC):
 
     Args:
         sparse: the shared inputs whose gradients are sparse.
+        stack_weights: whether gradients of weights that share an operand become one product.
     """
 
     is_pure = True
 
-    def __init__(self, body: Body, sparse: frozenset[int]):
-        self.body, self.sparse = body, sparse
+    def __init__(self, body: Body, sparse: frozenset[int], *, stack_weights: bool = True):
+        self.body, self.sparse, self.stack_weights = body, sparse, stack_weights
         self.trainings: dict[tuple[Mask, Mask, Mask], Programs] = {}
 
     @abstractmethod
@@ -37,5 +38,5 @@ class BodyForm(ABC):
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
         key = (tuple(need_rows), tuple(need_shared), tuple(need_outs))
         if key not in self.trainings:
-            self.trainings[key] = self._emit(split(self.body, *key, self.sparse))
+            self.trainings[key] = self._emit(split(self.body, *key, self.sparse, stack=self.stack_weights))
         return self.trainings[key]

@@ -64,8 +64,10 @@ def split(
     need_shared: Sequence[bool],
     need_outs: Sequence[bool],
     sparse: frozenset[int],
+    *,
+    stack: bool = True,
 ) -> Split:
-    """Splits a joint body for the wanted gradients."""
+    """Splits a joint body for the wanted gradients; `stack`s those of weights that share an operand."""
     draft = Draft.of(body)
     absent = {t.index for t, need in zip(body.tangent_of, need_outs, strict=True) if t is not None and not need}
     now = without_tangents(draft, body, absent)
@@ -79,7 +81,7 @@ def split(
         if grad is not None:
             summing.collect(grad)
     totals = [None if g is None else summing.summed(g) for g in shared_grads]
-    totals = stack_sums(draft, totals)
+    totals = stack_sums(draft, totals) if stack else totals
     totals = [_sparse(draft, t) if t is not None and i in sparse else t for i, t in enumerate(totals)]
     return _programs(draft.body(body), row_grads, totals, summing.sums)
 

@@ -15,7 +15,7 @@ from edbatch.cells.body.form import BodyForm
 from edbatch.cells.body.program import Emitted, Program
 from edbatch.cells.body.split import Split, prologue
 from edbatch.cells.fused.fuser import Fused, fuse
-from edbatch.cells.fused.stack_weights import stack_products
+from edbatch.cells.fused.stack_weights import bias_apart, stack_products
 from edbatch.cells.fused.strided import Strided, StridedPrologue, is_strided, without_torch
 from edbatch.cells.kernel import Form, Memory, Programs, Reads, Take
 from edbatch.cells.torch_ops.emit import emit
@@ -26,9 +26,17 @@ class FusedCell(BodyForm):
     """`reads`: how each operand is found. `instead`: the form to take if this one cannot be made."""
 
     def __init__(
-        self, name: str, body: Body, sparse: frozenset[int], reads: Reads, exact_math: bool, instead: Form
+        self,
+        name: str,
+        body: Body,
+        sparse: frozenset[int],
+        reads: Reads,
+        exact_math: bool,
+        stack_weights: bool,
+        instead: Form,
     ) -> None:
-        super().__init__(stack_products(body), sparse)
+        body = stack_products(body) if stack_weights else bias_apart(body)
+        super().__init__(body, sparse, stack_weights=stack_weights)
         self.name, self.reads, self.exact_math = name, reads, exact_math
         self.is_given_up = False
         self.fused: list[Fused] = []  # all programs so far

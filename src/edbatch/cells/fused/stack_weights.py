@@ -23,10 +23,10 @@ aten = torch.ops.aten
 
 def stack_products(body: Body) -> Body:
     """The body with wider products; biases are added by ops of their own, which cost nothing in a fused kernel."""
-    return _sum_products(batch_pieces(_share_operands(read_pieces(_bias_apart(body))))).check()
+    return _sum_products(batch_pieces(_share_operands(read_pieces(bias_apart(body))))).check()
 
 
-def _bias_apart(body: Body) -> Body:
+def bias_apart(body: Body) -> Body:
     """addmm(bias, a, w) → mm(a, w) + bias, where generated kernels read the result."""
     readers: dict[int, list[int]] = {}
     for index, op in enumerate(body.ops, body.num_inputs):

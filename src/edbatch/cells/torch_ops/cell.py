@@ -26,8 +26,8 @@ from edbatch.spec import Spec
 class TorchCell(BodyForm):
     """`sources`: the code of each program so far, for people to read."""
 
-    def __init__(self, body: Body, sparse: frozenset[int]):
-        super().__init__(body, sparse)
+    def __init__(self, body: Body, sparse: frozenset[int], *, stack_weights: bool = True):
+        super().__init__(body, sparse, stack_weights=stack_weights)
         self.sources: list[str] = []
 
     @cached_property

@@ -1,0 +1,82 @@
+"""`edbatch bench ablations`: every switch is off in its turn, and what it reports is complete."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import fields
+
+import pytest
+import torch
+from rich.console import Console
+
+from edbatch.bench import ablations
+from edbatch.bench.measure import BenchError
+from edbatch.switches import Switches
+
+
+@pytest.fixture(autouse=True)
+def generated_data(monkeypatch):
+    monkeypatch.delenv("EDBATCH_DATA", raising=False)
+
+
+def test_every_switch_is_measured():
+    names = {field.name for field in fields(Switches)} - {"compile", "exact_math"}
+    assert set(ablations.SWITCHES.values()) == names
+
+
+def test_ablations(monkeypatch):
+    races, without = {}, ablations._without
+    monkeypatch.setattr(ablations, "_without", lambda switch, race: races.setdefault(switch, without(switch, race)))
+    settings = ablations.Settings(("lattice-lstm",), batch_size=4, hidden=8, rounds=3, threads=1)
+    settings.check()
+    result = json.loads(json.dumps(ablations.run(settings)))
+    for switch, race in races.items():
+        assert [name for name in ablations.SWITCHES.values() if not getattr(race.batched.switches, name)] == [switch]
+        assert race.batched.pipeline.switches == race.batched.switches
+    (row,) = result["workloads"].values()
+    all_of_them = ["everything", "everything, again", *ablations.SWITCHES, "key="]
+    for mode in ("infer", "train"):
+        names = [name for name in all_of_them if mode == "train" or name != "deferred gradients"]
+        assert list(row[mode]["ms"]) == list(row[mode]["graphs"]) == names
+        assert list(row[mode]["ratio_to_everything"]) == names[1:]
+        assert {spread["rounds"] for spread in row[mode]["ratio_to_everything"].values()} == {3}
+        batches = {name: graph["num_batches"] for name, graph in row[mode]["graphs"].items()}
+        assert batches["everything"] == batches["everything, again"] == batches["key="] < batches["absorbed sums"]
+        nodes = {name: graph["num_nodes"] for name, graph in row[mode]["graphs"].items()}
+        assert nodes["hoisting"] < nodes["everything"] < nodes["absorbed sums"]
+        assert row[mode]["graphs"]["order inside batches"]["views"] < row[mode]["graphs"]["everything"]["views"]
+    console = Console(width=150, file=io.StringIO())
+    console.print(*ablations.tables(result))
+    for text in ("(everything, again)", "deferred gradients", "to everything", "lattice-lstm", "infer", "train"):
+        assert text in console.file.getvalue()
+    heads, _, *lines = [line for line in ablations.markdown(result).splitlines() if line.startswith("|")]
+    assert heads.split(" | ")[3:] == ["again", *ablations.SWITCHES, "key= |"]
+    assert [line.split(" | ")[:2] for line in lines] == [["| lattice-lstm", "infer"], ["| lattice-lstm", "train"]]
+    assert {line.count("|") for line in lines} == {heads.count("|")}
+
+
+@pytest.mark.parametrize("mode", ["infer", "train"])
+def test_one_mode(mode):
+    settings = ablations.Settings(("module-net",), batch_size=2, hidden=4, rounds=3, mode=mode)
+    row = ablations.run(settings)["workloads"]["module-net"]
+    assert [key for key in ("infer", "train") if key in row] == [mode]
+
+
+def test_wrong_results_are_not_timed(monkeypatch):
+    def spoiled(switch, race):
+        if switch == "hoist":
+            with torch.no_grad():
+                race.one_by_one.model.out.linear.bias[0] += 1
+        return race
+
+    monkeypatch.setattr(ablations, "_without", spoiled)
+    with pytest.raises(BenchError, match=r"nothing was timed, because .*: losses of tree-lstm, hoisting"):
+        ablations.run(ablations.Settings(("tree-lstm",), batch_size=2, hidden=4, rounds=3))
+
+
+def test_what_is_refused():
+    with pytest.raises(BenchError, match="2 rounds are too few for a median to trust; ask for 3 or more"):
+        ablations.Settings(rounds=2).check()
+    with pytest.raises(BenchError, match="there is no mode 'sideways'; choose one of infer, train or both"):
+        ablations.Settings(mode="sideways").check()
