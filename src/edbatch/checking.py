@@ -18,11 +18,11 @@ from edbatch.torch_state.modules import modules_of, parameters_of
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor
 COARSE = 3e-2  # 16-bit floats
-NEGLIGIBLE = 1e-2  # of the largest of its kind: what is far smaller, or zero in truth, is what rounding left
+NEGLIGIBLE = 1e-2  # relative to the largest tensor of its kind: a far smaller one may be only rounding errors
 
 
 def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
-    """Record a function on a mini-batch and return the graph as policies see it, rewritten; nothing is run.
+    """Record a function on a mini-batch and return the graph of its calls, as policies see it; nothing is computed.
 
     >>> import torch, edbatch
     >>> edbatch.record(torch.nn.Tanh(), [torch.ones(3), torch.ones(3)]).num_nodes
@@ -45,7 +45,7 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     ours = pytree.tree_leaves(batched(*columns, **keywords))
     theirs = pytree.tree_flatten_with_path(batched.one_by_one(*columns, **keywords))[0]
     pairs = [(a, b) for a, (_, b) in zip(ours, theirs, strict=True) if isinstance(b, Tensor)]
-    largest: dict[Any, float] = defaultdict(float)  # of the same result of all examples
+    largest: dict[Any, float] = defaultdict(float)  # of one result, over all examples
     leaves_of = [path[1:] if batched.stack is False else path for path, _ in theirs]
     for leaf, (_, b) in zip(leaves_of, theirs, strict=True):
         largest[leaf] = max(largest[leaf], _scale(b) if isinstance(b, Tensor) else 0.0)
@@ -71,7 +71,7 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
 
 
 def _gradients(results: list[Tensor], parameters: list[Tensor]) -> list[Tensor]:
-    """Gradients of a sum of all results with fixed, uneven weights."""
+    """Gradients of the sum of all results, weighted by fixed, uneven numbers."""
     weights = [torch.linspace(0.5, 1.5, r.numel(), dtype=r.dtype, device=r.device).view_as(r) for r in results]
     loss = sum((r * w).sum() for r, w in zip(results, weights, strict=True))
     grads = torch.autograd.grad(loss, parameters, allow_unused=True)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""The policies, under their public name `edbatch.policies`."""
+"""The policies, under their public name `edbatch.policies`. A policy decides which recorded calls run together."""
 
 from edbatch.scheduling.fsm import Fsm
 from edbatch.scheduling.learning_record import QLearning

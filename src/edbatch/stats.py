@@ -1,4 +1,7 @@
-"""What a call did, in numbers: batches, copies, memory, time per stage."""
+"""What a batched call did, in numbers: batches, copies, memory, time per stage.
+
+In: the plan of the call (recorded calls, schedule, layout), its memory and its times. Out: `Stats`, ready to print.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ STAGES = ("record", "rewrite", "schedule", "plan", "compile", "run", "backward")
 
 
 class Stopwatch:
-    """Seconds by stage: `with watch("run"): …`; a stage may come again, but not inside another.
+    """Seconds by stage: `with watch("run"): …`. A stage may come several times, but not inside another.
 
-    Machine code that a stage had to compile or to load first counts as compilation.
+    Time to compile machine code, or to load it, counts as the stage "compile", wherever it happens.
     """
 
     def __init__(self) -> None:
@@ -46,7 +49,7 @@ class Stopwatch:
 
 @dataclass(frozen=True)
 class TypeStats:
-    """One type of node in a call."""
+    """One type of node: the calls that the same kernel computes."""
 
     name: str
     num_nodes: int
@@ -56,7 +59,8 @@ class TypeStats:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Stats:
-    """The last call of a batched function. Most calls are never asked for, so numbers are counted when they are.
+    """The numbers of the last call of a batched function. They are counted when they are asked for, since mostly nobody
+    does.
 
     >>> import torch, edbatch
     >>> batched = edbatch.batch(lambda x, n: (n * x).sum())
@@ -66,8 +70,8 @@ class Stats:
       operands: 2 views, 0 gathers (0.0 kB copied); arenas ... kB
       time: record ... ms, rewrite ... ms, schedule ... ms, plan ... ms, compile ... ms, run ... ms; ... ms in all
 
-    seconds: by stage (record, rewrite, schedule, plan, compile, run, and backward once it has run). peak_bytes: of all
-    arenas.
+    seconds: by stage (record, rewrite, schedule, plan, compile, run, and backward once it has run).
+    peak_bytes: the memory of all values.
     """
 
     seconds: dict[str, float]
@@ -101,7 +105,7 @@ class Stats:
 
     @property
     def unseen_states(self) -> int:
-        """Launches for which a learned policy knew nothing and followed its rule."""
+        """Launches in states that a learned policy did not know, where its rule decided."""
         return self._schedule.unseen_states
 
     @cached_property
@@ -124,7 +128,7 @@ class Stats:
 
     @cached_property
     def bytes_copied(self) -> int:
-        """By those gathers."""
+        """How many bytes these gathers copied."""
         row_bytes = self._row_bytes[self._schedule.batch_types, : self._slot_size.shape[1]]
         return int((self._slot_size * row_bytes * (self._slot_first == -1)).sum())
 

@@ -1,1 +1,4 @@
-"""Measurements: contenders side by side in one process, medians and quartiles, machine facts beside every number."""
+"""What `edbatch bench` measures: edbatch and its contenders take turns in one process.
+
+In: settings. Out: results as JSON and as tables, with medians, quartiles and facts about the machine.
+"""

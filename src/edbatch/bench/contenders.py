@@ -1,6 +1,8 @@
-"""What edbatch is compared with on a TreeLSTM: plain PyTorch one by one, PyTorch batched by hand, and products alone.
+"""What edbatch is compared with on a TreeLSTM: plain PyTorch one by one, PyTorch batched by hand, and matrix products
+without anything else.
 
-Each gets beforehand what favours it: one by one its numbers as tensors, the hand-batched version its indices.
+In: a model and trees. Out: objects with `infer` and `train`. Preparations that favour a contender are made outside the
+clock: one by one gets its numbers as tensors, the hand-batched version its indices.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ class PlainTreeLSTM(TreeLSTM):
 
     @staticmethod
     def like(model: TreeLSTM) -> PlainTreeLSTM:
-        """With the same weights, in tensors of its own."""
+        """A model with the same weights, as copies."""
         classes, dim = model.out.linear.weight.shape
         weights = model.leaf.embedding.weight
         plain = PlainTreeLSTM(words=len(weights), classes=classes, dim=dim).to(weights.dtype)
@@ -57,7 +59,7 @@ class OneByOne:
 
 
 def _with_tensors(tree: Tree) -> Any:
-    """A copy whose word ids and labels are tensors, as a PyTorch user's would be."""
+    """A copy of a tree whose word ids and labels are tensors, as a PyTorch user would have them."""
     copies: list[Tree] = []
     for node in tree.nodes():
         right, left = (None, None) if node.is_leaf else (copies.pop(), copies.pop())
@@ -66,7 +68,8 @@ def _with_tensors(tree: Tree) -> Any:
 
 
 class Level(NamedTuple):
-    """Rows, among those that are still needed, of the left and right children, and of those needed later than that."""
+    """Indices into the states that are still needed: of the left children, of the right ones, and of those that later
+    levels need."""
 
     left: Tensor
     right: Tensor
@@ -126,7 +129,7 @@ Product = tuple[Tensor, Tensor, Tensor]  # operand, operand, result
 
 
 class Products:
-    """The matrix products of these batches and nothing else, into memory that is there already.
+    """The matrix products of some batches and nothing else, into memory that was made before.
 
     Args:
         sizes: For each cell ("leaf", "node", "out") the sizes of its batches.
@@ -135,7 +138,7 @@ class Products:
     def __init__(self, model: TreeLSTM, sizes: dict[str, list[int]]) -> None:
         leaf, node, out = model.leaf, model.node, model.out
         dim = out.linear.in_features
-        gates = [(node.iou, 0), (node.f1, 0), (node.f2, dim)]  # the layers, and where in [h1; h2] their operands begin
+        gates = [(node.iou, 0), (node.f1, 0), (node.f2, dim)]  # layers, and where their operands begin in [h1; h2]
         layers = {"leaf": [(leaf.iou, 0)], "node": gates, "out": [(out.linear, 0)]}
         self.forward: list[Product] = []
         self.input_gradients: list[Product] = []

@@ -1,7 +1,7 @@
 """How things are timed: functions come in, seconds per round, their medians and quartiles go out.
 
-Contenders take turns, round after round, because a shared machine's speed drifts: what is compared was run within the
-same moments. Ratios are taken per round before their median is.
+Contenders take turns, round after round, because the speed of a shared machine drifts. So times that are compared were
+taken at about the same moment. A ratio is computed for each round, and then the median of these is taken.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BenchError(EdbatchError, ValueError):
 
 
 class Spread(NamedTuple):
-    """Median and quartiles of so many rounds.
+    """Median and quartiles of some rounds.
 
     >>> Spread.of([4.0, 1.0, 2.0, 3.0, 5.0])
     Spread(median=3.0, lower=2.0, upper=4.0, rounds=5)
@@ -80,7 +80,7 @@ class Rounds:
         return Spread.of(list(self.seconds[name].values()))
 
     def ratio(self, over: str, under: str) -> Spread:
-        """Of the time of `over` to that of `under`, in the rounds where both ran."""
+        """The ratio of the time of `over` to that of `under`, in the rounds in which both ran."""
         first, second = self.seconds[over], self.seconds[under]
         return Spread.of([first[number] / second[number] for number in first if number in second])
 
@@ -93,9 +93,10 @@ def interleave(
     after: Mapping[str, Callable[[], object]] | None = None,
     advance: Callable[[], object] = lambda: None,
 ) -> Rounds:
-    """Times every contender once a round; those in `fewer` only in so many rounds, evenly spread.
+    """Times every contender once a round; those in `fewer` only in the number of rounds given there, evenly spread.
 
-    Each runs once before the clock starts. Garbage is collected outside the clock, so nobody pays for another's.
+    Each runs once before anything is timed. Garbage is collected outside the clock, so that no contender pays for that
+    of another.
 
     Args:
         after: What to do after a contender was timed, outside the clock.
@@ -138,7 +139,7 @@ def progress(description: str, total: int) -> Iterator[Callable[[], object]]:
 
 @contextmanager
 def num_threads(threads: int | None) -> Iterator[None]:
-    """Torch with so many threads, and with as many as before afterwards; None changes nothing."""
+    """A scope in which torch uses so many threads; None changes nothing."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads or before)
     try:
@@ -182,7 +183,7 @@ def check_rounds(rounds: int, least: int | None = None) -> None:
 
 
 def without_folder(source: str, data: str | os.PathLike[str] | None) -> str:
-    """Where examples are from, without the folder of this machine in which their files are.
+    """Where examples are from, without the path of the data folder on this machine.
 
     >>> without_folder("/home/me/data/trees/train.txt; generated", "/home/me/data")
     'trees/train.txt; generated'

@@ -1,4 +1,4 @@
-"""What benchmarks of workloads share: their settings, and the examples of a workload, of which there must be enough."""
+"""What benchmarks of workloads (models with their data) have in common: settings, and a mini-batch of examples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from edbatch.workloads import WORKLOADS, Workload, find
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure of which workloads; none are all that a benchmark knows."""
+    """What to measure, on which workloads; an empty list means all that the benchmark knows."""
 
     known: ClassVar[tuple[str, ...]] = tuple(WORKLOADS)
-    min_rounds: ClassVar[int] = 10  # of each of many workloads
+    min_rounds: ClassVar[int] = 10  # fewer than elsewhere, since there are many workloads
 
     workloads: tuple[str, ...] = ()
     batch_size: int = 32
@@ -34,12 +34,12 @@ class Settings:
         return [find(name) for name in self.workloads or self.known]
 
     def facts(self) -> dict[str, Any]:
-        """For JSON."""
+        """The settings for JSON."""
         return asdict(self) | {"workloads": self.workloads or self.known}
 
 
 def load(workload: Workload, batch_size: int, data: str | os.PathLike[str] | None, seed: int = 0) -> Corpus:
-    """The examples of a workload, of which those to train on are a mini-batch."""
+    """The corpus of a workload, whose training examples are one mini-batch; raises if there are too few."""
     corpus = workload.load(data, seed, batch_size)
     if len(corpus.train) < batch_size:
         raise BenchError(f"there are only {len(corpus.train)} examples in {corpus.source}; ask for a smaller batch")
@@ -47,5 +47,5 @@ def load(workload: Workload, batch_size: int, data: str | os.PathLike[str] | Non
 
 
 def hidden_of(workload: Workload, hidden: int) -> int:
-    """Half the hidden size for MV-RNN, whose states are matrices."""
+    """The hidden size of a workload's model; half for MV-RNN, whose states are matrices."""
     return hidden // 2 if workload.name == "mv-rnn" else hidden

@@ -1,7 +1,8 @@
-"""`edbatch bench policies`: how many batches each policy needs, how long it takes to decide, and what that is worth.
+"""`edbatch bench policies`: how many batches each policy needs, and how long it takes to decide.
 
-Machines are learned on the first mini-batch of a workload alone; what counts are the mini-batches after it, which they
-have not seen. Of the seeds of a learned policy the worst one is reported. What that is worth is told in `total_time`.
+A policy decides which recorded calls run together, and when. In: settings. Out: batches and times. A learned policy (a
+"machine") learns on the first mini-batch of a workload only; what counts are the mini-batches after it, which it has
+not seen, and the worst of several seeds is reported. What fewer batches are worth in time is measured in `total_time`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from edbatch.scheduling.schedule import Policy
 
 BEAM_4, BEAM_64, MACHINE, RULE = "beam 4", "beam 64", "machine alone", "rule alone"
 LEARNING, THOUSAND_EPISODES = "learning", "1,000 episodes"
-COIN_SEEDS = {"tree-lstm-2type": (0, 1, 2)}  # its types are random, so it is done several times
+COIN_SEEDS = {"tree-lstm-2type": (0, 1, 2)}  # its types are random, so there are several cases
 CASES_PER_TABLE = 3  # fits 80 columns
 
 
@@ -48,7 +49,7 @@ HEURISTICS: dict[str, Policy] = {
     "ratio-greedy-backward": RatioGreedy(backward=True), BOUND_GREEDY: BoundGreedy(), BEAM_4: BoundGreedy(beam=4),
     BEAM_64: BoundGreedy(beam=64),
 }  # fmt: skip
-LEARNERS: dict[str, Callable[[Graph, int], Policy]] = {  # from the graph to learn from and a seed
+LEARNERS: dict[str, Callable[[Graph, int], Policy]] = {  # of the graph to learn from and a seed
     **{f"paper's, {encoding}": partial(_learn_machine, encoding, QLearning()) for encoding in ("base", "max", "sort")},
     MACHINE: partial(_learn_machine, "signs", QLearning()),
     RULE: partial(_learn_machine, "signs", QLearning(episodes=0, demonstrate=False)),
@@ -58,7 +59,7 @@ LEARNERS: dict[str, Callable[[Graph, int], Policy]] = {  # from the graph to lea
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure; no workloads are all workloads. Learning is timed in fewer rounds, because it is slow."""
+    """What to measure; an empty list of workloads means all. Learning is timed in fewer rounds, because it is slow."""
 
     workloads: tuple[str, ...] = ()
     batch_size: int = 32
@@ -68,7 +69,7 @@ class Settings:
     rounds: int = MIN_ROUNDS
     learning_rounds: int = 5
     hidden: int = 128
-    threads: int | None = 1  # waking others is no part of a launch
+    threads: int | None = 1  # the time to wake other threads is no part of a launch
 
     def check(self) -> None:
         measure.check_rounds(self.rounds)
@@ -76,7 +77,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Case:
-    """The mini-batches of a workload, or of several with the same graphs."""
+    """The graphs of a workload's mini-batches; several workloads may have the same."""
 
     name: str
     workload: str
@@ -85,7 +86,7 @@ class Case:
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
+    """Measures and returns the result, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
     cases = load_cases(settings, data)
     timed: dict[str, Case] = {}  # one case of each workload
     for case in cases:
@@ -113,7 +114,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
 
 
 def load_cases(settings: Settings, data: str | os.PathLike[str] | None) -> list[Case]:
-    """The workloads to measure, each graph once."""
+    """The cases to measure; workloads with the same graphs are one case."""
     cases: list[Case] = []
     chosen = settings.workloads or tuple(STRUCTURES)
     for name in dict.fromkeys(chosen):
@@ -129,7 +130,7 @@ def load_cases(settings: Settings, data: str | os.PathLike[str] | None) -> list[
 
 
 def count_case(case: Case, seeds: tuple[int, ...], advance: Callable[[], object]) -> dict[str, Any]:
-    """Batches of every policy, of a learned one with its worst seed, and the ratios that matter."""
+    """Batches of every policy (for a learned one, with its worst seed), and the ratios that matter."""
     bounds = [graph.lower_bound() for graph in case.graphs]
     rows: dict[str, dict[str, Any]] = {LOWER_BOUND: {"first": bounds[0], "unseen": sum(bounds[1:])}}
     rows |= {name: count_batches(policy, case.graphs) for name, policy in HEURISTICS.items()}
@@ -151,7 +152,7 @@ def count_case(case: Case, seeds: tuple[int, ...], advance: Callable[[], object]
 
 
 def count_batches(policy: Policy, graphs: list[Graph]) -> dict[str, Any]:
-    """Batches of the first graph and of the others together, and how well a machine knows the others' states."""
+    """Batches of the first graph and of the others together, and how many of the others' states a machine knows."""
     names = _type_names(graphs)
     if isinstance(policy, Fsm):
         policy = policy.with_types(names)
@@ -176,8 +177,8 @@ def time_scheduling(graphs: list[Graph], settings: Settings, advance: Callable[[
     """Nanoseconds per node to schedule the first graph and those after it, and seconds to learn on the first."""
     graph, *unseen = graphs
     first = _learned(graph, 0).machine
-    assert first is not None  # it has just learned
-    machine = first.with_types(_type_names(graphs))  # nothing is learned again while the clock runs
+    assert first is not None  # the policy has just learned it
+    machine = first.with_types(_type_names(graphs))  # so that nothing is learned while the clock runs
     schedule, bound = machine.play(graph)
     on_first: dict[str, Policy] = {
         BOUND_GREEDY: BoundGreedy(), BEAM_4: BoundGreedy(beam=4), MACHINE: machine,
@@ -210,7 +211,7 @@ def _schedule(policy: Policy, graphs: list[Graph]) -> None:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     cases, settings = list(result["batches"].items()), result["settings"]
     parts = [dict(cases[i : i + CASES_PER_TABLE]) for i in range(0, len(cases), CASES_PER_TABLE)]
     return [
@@ -277,7 +278,7 @@ def _scheduling_tables(scheduling: dict[str, Any], machine: dict[str, Any]) -> l
 
 
 def _table(*columns: str, title: str, caption: str | None = None) -> Table:
-    """A table with names in its first column, which are never cut."""
+    """A table with names in its first column, which are never shortened."""
     table = Table(title=title, caption=caption, box=SIMPLE)
     table.add_column(no_wrap=True)
     for column in columns:

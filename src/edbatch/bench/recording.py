@@ -1,8 +1,9 @@
 """`edbatch bench recording`: microseconds that recording adds to a call of a cell.
 
-Each model is recorded, and then run again with its cells replaced by functions that return a constant: what is left is
-the user's own Python, and the difference is what edbatch costs per call. Last, each model's examples are known by their
-keys, as in a second epoch: what putting their recorded pieces together costs, everything included.
+To record is to run the user's function on values without numbers, to learn which cells it calls. Each model is
+recorded, and then run with its cells replaced by functions that return a constant. The latter is the time of the user's
+own Python; the difference is what edbatch costs per call. Then each model is run on examples that are known by their
+keys, as in a second epoch: this is the time to join what was recorded of them before, everything included.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class LinearChain(nn.Module):
 
 
 class Cells(TreeLSTM):
-    """All cell calls of a TreeLSTM, and nothing else: the losses are not added up."""
+    """A TreeLSTM that calls its cells and does nothing else: the losses are not added up."""
 
     def forward(self, tree: Any) -> Any:
         outputs: list[tuple[Tensor, Tensor]] = []
@@ -64,7 +65,7 @@ class Cells(TreeLSTM):
 
 @dataclass(frozen=True)
 class Case:
-    """A model, what it is called on, how many cell calls that makes, and the constants its cells are replaced by."""
+    """A model, its examples, how many cell calls they make, and the constants that cells are replaced by."""
 
     name: str
     model: nn.Module
@@ -77,12 +78,12 @@ class Case:
         return self.batched.pipeline.record([self.examples], {})
 
     def record_known(self) -> Callable[[], object]:
-        """The same of examples that were recorded before."""
+        """A call that records examples which were recorded before, by their keys."""
         batched = edbatch.batch(self.model, key=id)
         return lambda: batched.pipeline.record([self.examples], {})
 
     def run_bare(self) -> Callable[[], object]:
-        """The model's own Python, with every cell a function that returns a constant."""
+        """A call of the model's own Python, with every cell replaced by a function that returns a constant."""
         bare = object.__new__(type(self.model))
         bare.__dict__.update(self.model.__dict__)
         for name, constant in self.constants.items():
@@ -95,7 +96,7 @@ def _returning(constant: Any) -> Callable[..., Any]:
 
 
 def run(batch_size: int = 64, rounds: int = MIN_ROUNDS, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON."""
+    """Measures and returns the result, ready for JSON."""
     bank = load_trees("train", folder=data)
     cases = _cases(bank.trees[:batch_size], len(bank.vocabulary), batch_size)
     contenders: dict[str, Callable[[], object]] = {}
@@ -134,7 +135,7 @@ def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: i
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     caption = f"µs per call, medians (quartiles); {result['machine']['cpu']}, python {result['machine']['python']}"
     columns = "recorded", "same Python, constants", "recording adds", "known keys"
     table = Table("", "calls", *columns, title="Recording", caption=caption, box=SIMPLE)

@@ -1,4 +1,7 @@
-"""`edbatch bench scale`: how edbatch behaves on large graphs, long chains, large PQ trees and in a fresh process."""
+"""`edbatch bench scale`: how edbatch behaves on large graphs, long chains, large PQ trees and in a fresh process.
+
+In: sizes and repeats. Out: seconds. PQ trees decide how values lie in memory inside a cell.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ begin = time.perf_counter()
 batched(bank.trees)[0].sum().backward()
 print(time.perf_counter() - begin)
 """
-# Everything that numba compiles, and nothing else: capture is over when the clock starts.
+# Times the compilation of all kernels by numba, and nothing else: cells are captured before the clock starts.
 ALL_KERNELS = f"""{PREPARE}
 recording, _ = batched.pipeline.record((bank.trees,), {{}})
 begin = time.perf_counter()
@@ -53,7 +56,7 @@ print(time.perf_counter() - begin)
 def run(
     num_nodes: int = 1_000_000, num_steps: int = 20_000, num_leaves: int = 100_000, repeats: int = 5
 ) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON."""
+    """Measures and returns the result, ready for JSON."""
     graph = tree_graph(random_trees(500, seed=0).trees, num_nodes)
     with measure.progress("measuring", len(POLICIES) + 5) as advance:
         schedules = {}
@@ -87,7 +90,8 @@ def run(
 
 
 def tree_graph(trees: Iterable[Tree], num_nodes: int) -> edbatch.Graph:
-    """The graph of these trees, a state and an output per tree node, repeated until it has `num_nodes` or more."""
+    """The graph of these trees, with a state and an output per tree node; trees are repeated until there are
+    `num_nodes` or more."""
     types: list[str] = []
     inputs: list[list[int]] = []
     for tree in trees:
@@ -111,7 +115,7 @@ def tree_graph(trees: Iterable[Tree], num_nodes: int) -> edbatch.Graph:
 
 def _schedule(graph: edbatch.Graph, policy: str, repeats: int) -> dict[str, Any]:
     maker = edbatch.policies.from_name(policy)
-    schedule = maker.run(graph)  # compiles, and learns
+    schedule = maker.run(graph)  # the first run compiles, and learns
     times = measure.interleave({policy: lambda: maker.run(graph)}, repeats)
     return {
         "num_batches": schedule.num_batches,
@@ -120,7 +124,7 @@ def _schedule(graph: edbatch.Graph, policy: str, repeats: int) -> dict[str, Any]
 
 
 def _chain(num_steps: int, repeats: int) -> Spread:
-    """A chain of cells, recorded and run, forward only."""
+    """Times a long chain of cells, recorded and run, forward only."""
     batched = edbatch.batch(LSTMChain(8, num_steps))
     xs = torch.zeros(1, 8)
     with torch.inference_mode():
@@ -128,7 +132,7 @@ def _chain(num_steps: int, repeats: int) -> Spread:
 
 
 def _pq_tree(num_leaves: int, repeats: int) -> Spread:
-    """Half as many sets as leaves, of 2 to 20 leaves that are consecutive in a random order."""
+    """Times a PQ tree with half as many sets as leaves; a set has 2 to 20 leaves, consecutive in a random order."""
     rng = random.Random(0)
     order = rng.sample(range(num_leaves), num_leaves)
     sets = []
@@ -146,7 +150,7 @@ def _pq_tree(num_leaves: int, repeats: int) -> Spread:
 
 
 def first_use(code: str, repeats: int) -> tuple[Spread, Spread]:
-    """Code in a fresh process: with empty caches, so that every kernel it uses is compiled, and with filled ones."""
+    """Times code in a fresh process: with an empty cache folder, so that every kernel is compiled, and a filled one."""
     empty, filled = [], []
     for _ in range(repeats):
         with tempfile.TemporaryDirectory() as folder:
@@ -157,7 +161,7 @@ def first_use(code: str, repeats: int) -> tuple[Spread, Spread]:
 
 
 def _in_fresh_process(code: str, environment: dict[str, str] | None = None) -> float:
-    """The seconds that the code prints."""
+    """Runs code that prints seconds, and returns these."""
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=os.environ | (environment or {}), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -166,7 +170,7 @@ def _in_fresh_process(code: str, environment: dict[str, str] | None = None) -> f
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     title = f"Scheduling {result['num_nodes']:,} nodes, lower bound {result['lower_bound']} batches"
     schedules = Table("policy", "batches", "µs per node", title=title, box=SIMPLE)
     for policy, row in result["schedule"].items():

@@ -1,8 +1,9 @@
-"""What fewer batches are worth in time, under bound greedy and learned policies: part of `edbatch bench policies`.
+"""What fewer batches are worth in time, under the policies "bound-greedy" and "learned": part of `edbatch bench
+policies`.
 
-In: the size of a TreeLSTM; and for each workload, its batches and the time to schedule them. Out: milliseconds. The
-TreeLSTM's are measured, for inference and for training; where there is no model they are estimated from the number of
-batches, and the table says which is which.
+In: the size of a TreeLSTM; and for each workload its batches and the time to schedule them. Out: milliseconds. For the
+TreeLSTM they are measured, for inference and for training. For other workloads they are estimated from the number of
+batches; the table says which is which.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from edbatch.stats import Stats
 BOUND_GREEDY, LEARNED = "bound-greedy", "learned"
 POLICIES = BOUND_GREEDY, LEARNED
 CHAIN, CHAIN_DIM, CHAIN_STEPS = "chain", 8, 200
-TRAINING = "training, "  # with a policy's name, its contender
+TRAINING = "training, "  # followed by a policy's name: the name of a contender
 
 
 def time_model(
     batch_size: int, hidden: int, rounds: int, data: str | os.PathLike[str] | None, advance: Callable[[], object]
 ) -> dict[str, Any]:
-    """A TreeLSTM under both policies, and a chain of tiny cells for the cost of a launch, in turns."""
+    """Times a TreeLSTM under both policies and, for the cost of a launch, a chain of tiny cells, in turns."""
     bank = load_trees("train", folder=data)
     trees = bank.trees[:batch_size]
     torch.manual_seed(0)
@@ -81,7 +82,7 @@ def _train(model: TreeLSTM, batched: edbatch.Batched, trees: list[Tree]) -> None
 
 
 def _compare(model: TreeLSTM, batched: dict[str, edbatch.Batched], trees: list[Tree]) -> None:
-    """Refuses policies under which losses or gradients differ; a guess may, where two logits are nearly equal."""
+    """Raises if losses or gradients differ between policies; guesses may differ, where two logits are nearly equal."""
     results = []
     for name in POLICIES:
         _train(model, batched[name], trees)
@@ -101,7 +102,7 @@ def _stats(batched: edbatch.Batched) -> Stats:
 def estimate(
     batches: dict[str, Any], scheduling: dict[str, Any], microseconds_per_launch: float, unseen: int
 ) -> dict[str, Any]:
-    """Milliseconds of scheduling and launching an unseen mini-batch: what a launch costs whatever is in it."""
+    """Milliseconds to schedule an unseen mini-batch and launch its batches, as if these had nothing to compute."""
     estimates = {}
     for name, case in batches.items():
         ns, nodes = scheduling[case["workload"]]["unseen_ns_per_node"], case["unseen_nodes"] / unseen
@@ -120,7 +121,7 @@ def estimate(
 
 
 def table(result: dict[str, Any]) -> Table:
-    """The result for people; of the whole benchmark it takes `tree_lstm` and `estimates`."""
+    """`tree_lstm` and `estimates` of the benchmark's result, as a table for people."""
     model, settings, machine = result["tree_lstm"], result["settings"], result["machine"]
     launch = measure.text(model["microseconds_per_launch"])
     caption = (f"measured: a TreeLSTM of hidden size {settings['hidden']} on {settings['batch_size']} trees, in turns; "

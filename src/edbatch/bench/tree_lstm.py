@@ -1,7 +1,7 @@
-"""`edbatch bench tree-lstm`: a mini-batch of trees one by one, batched by hand, by edbatch, and its products alone.
+"""`edbatch bench tree-lstm`: a mini-batch of trees one by one, batched by hand, by edbatch, and "products alone".
 
-What the contenders compute is compared before anything is timed. "Products alone" is the floor: only the matrix
-products of the batches that edbatch launches, into memory that is there already.
+In: settings. Out: times of all four. Their results are compared before anything is timed. "Products alone" is a floor:
+only the matrix products of the batches that edbatch launches, into memory that was made before.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ONE_BY_ONE, HAND, EDBATCH, PRODUCTS = "one by one", "hand-batched", "edbatch", "
 
 @dataclass(frozen=True)
 class Settings:
-    """What to measure. One by one may run in fewer rounds than the others, because it is slow."""
+    """What to measure. "One by one" may run in fewer rounds than the others, because it is slow."""
 
     batch_size: int = 64
     hidden: int = 256
@@ -48,7 +48,7 @@ class Settings:
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
+    """Measures and returns the result, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
     with measure.num_threads(settings.threads):
         bank = load_trees("train", folder=data)
         if settings.batch_size > len(bank.trees):
@@ -92,9 +92,9 @@ class Race:
         self.batched(self.trees)[0].sum().backward()
 
     def check(self) -> None:
-        """All must compute the same: losses and, when training, the gradient of every parameter.
+        """Raises if contenders differ in losses or, in training, in the gradient of a parameter.
 
-        Guesses are not compared: one may differ where two logits are equal up to rounding.
+        Guesses are not compared: they may differ where two logits are equal up to rounding.
         """
         losses, _ = self.batched(self.trees)
         for name, contender in ((ONE_BY_ONE, self.one_by_one), (HAND, self.hand_batched)):
@@ -126,7 +126,7 @@ class Race:
             self.stage_seconds[stage].append(seconds)
 
     def batch_sizes(self) -> dict[str, list[int]]:
-        """Of the batches that edbatch launches, by cell."""
+        """The sizes of the batches that edbatch launches, by cell."""
         schedule = edbatch.schedule(edbatch.record(self.batched, self.trees), self.batched.policy)
         sizes: dict[str, list[int]] = {"leaf": [], "node": [], "out": []}
         for name, nodes in schedule.batches:
@@ -144,7 +144,7 @@ def _assert_close(what: str, first: Any, second: Any) -> None:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     settings, machine = result["settings"], result["machine"]
     title = (f"TreeLSTM, {settings['mode']}: {settings['batch_size']} trees, hidden size {settings['hidden']}, policy "
              f"{settings['policy']}\n{result['num_nodes']} nodes in {result['num_batches']} batches")  # fmt: skip

@@ -1,6 +1,7 @@
-"""`edbatch bench workloads`: every workload, inference and training, by edbatch and one by one, and batches per policy.
+"""`edbatch bench workloads`: every workload (a model with its data) by edbatch and one by one, inference and training.
 
-What both compute is compared before anything is timed. Mini-batches are the first examples of the training data.
+In: settings. Out: times of both, and the number of batches under each policy. Results of both are compared before
+anything is timed. A mini-batch is the first examples of the training data.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ STAGES = ("record", "rewrite", "schedule", "plan", "compile", "run", "backward")
 
 @dataclass(frozen=True)
 class Settings(mini_batch.Settings):
-    """What to measure. One by one runs in few of the rounds, because it is slow."""
+    """What to measure. "One by one" runs in few of the rounds, because it is slow."""
 
     one_by_one_rounds: int = 3
 
@@ -44,7 +45,7 @@ class Settings(mini_batch.Settings):
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
+    """Measures and returns the result, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
     chosen = settings.chosen()
     with measure.num_threads(settings.threads):
         results = {}
@@ -81,7 +82,7 @@ def _measure(
 
 
 def _policy(name: str, batched: Batched) -> Any:
-    """A heuristic by its name; learned is what the model has learned."""
+    """A heuristic by its name; for "learned", the policy that the model has learned."""
     return batched.policy if name == batched.policy.name else edbatch.policies.from_name(name)
 
 
@@ -102,7 +103,7 @@ class Race:
         self.batched(self.examples)[0][0].sum().backward()
 
     def check(self, name: str) -> None:
-        """Refuses to time what differs: losses, and the gradient of every parameter."""
+        """Raises if losses or the gradient of a parameter differ."""
         losses = self.batched(self.examples)[0][0]
         theirs = torch.stack([loss for loss, _ in self.one_by_one.infer(self.examples)])
         pairs = [("losses", losses, theirs)]
@@ -145,7 +146,7 @@ class Race:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     settings, machine = result["settings"], result["machine"]
     title = f"mini-batches of {settings['batch_size']}, hidden size {settings['hidden']} (MV-RNN half of it)"
     facts = f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
@@ -193,7 +194,7 @@ def _times(result: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The result as tables of Markdown, with the machine and how it was measured."""
+    """The result as Markdown tables, with the machine and how it was measured."""
     settings, machine = result["settings"], result["machine"]
     hidden = settings["hidden"]
     sections = [

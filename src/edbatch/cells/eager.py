@@ -1,6 +1,7 @@
-"""Cells run as they are, by torch's autograd.
+"""Cells whose functions are called as they were written, with torch's autograd, instead of compiled.
 
-One by one where nothing else is right, or once on stacked rows (`batched=True`).
+In: a function of one example and the specs of its arguments. Out: an `EagerKernel`. It calls the function one by one,
+where nothing else gives right results, or once on all rows of a batch if the user marked the cell `batched=True`.
 """
 
 from __future__ import annotations
@@ -27,9 +28,8 @@ from edbatch.torch_state.surroundings import inside, undrawn
 
 
 def _example(spec: Spec, lead: tuple[int, ...], generator: torch.Generator) -> Tensor:
-    """Something to run a cell on while no value exists yet. Positive.
-
-    Probabilities must be, and loops from 0 might not end.
+    """A tensor to try a cell on before there are values. Floats are positive: probabilities must be, and a loop that
+    starts from 0 might not end.
     """
     if not spec.is_float:
         return spec.empty(*lead).zero_()
@@ -41,7 +41,7 @@ def _place(leaf: Tensor, given: Sequence[Tensor]) -> int | None:
 
 
 def _shared_with(value: Tensor, given: Sequence[Tensor], values: Sequence[Tensor]) -> frozenset[int]:
-    """The arguments whose memory a result shares; -1 for that of another result."""
+    """The arguments, by number, whose memory a result shares; -1 for the memory of another result."""
     if is_wrapped(value) or value.layout is not torch.strided:
         return frozenset({-1})
     memory = storage_number(value)
@@ -55,12 +55,12 @@ def _is_same(one: Any, other: Any) -> bool:
 
 
 def _kinds(tree: pytree.TreeSpec, leaves: Sequence[Any]) -> str:
-    """How results are put together."""
+    """The tree of results as text, with the types of its leaves."""
     return str(pytree.tree_unflatten([type(leaf).__name__ for leaf in leaves], tree)).replace("'", "")
 
 
 def _state(tensor: Tensor) -> tuple[torch.Size, int | Tensor]:
-    """What a write changes: the version, which tensors made in inference mode do not have, or else the values."""
+    """What a write changes: shape, and version or, for tensors made in inference mode (without a version), values."""
     return tensor.shape, tensor.clone() if tensor.is_inference() else version_of(tensor)
 
 
@@ -75,10 +75,10 @@ class EagerKernel:
     """`function(*rows, *shared)` called for each row, or once on all rows when `reason` is None."""
 
     is_current = True
-    is_pure = False  # its prologue holds the graphs of a call
+    is_pure = False  # its prologue holds the autograd graphs of one mini-batch
     wanting = None
-    is_ordered = False  # it changes what its next call reads: calls keep their order
-    ordered: Any = None  # the same with turns, see `in_order`
+    is_ordered = False  # whether it changes what its next call reads, so that calls keep their order
+    ordered: Any = None  # the kernel that keeps the order of calls, see `in_order`
     writes: tuple[int, ...] = ()
     same: tuple[int | None, ...] = ()
 
@@ -97,7 +97,7 @@ class EagerKernel:
         self.name = name
         self.reason = reason
         self.grad = grad
-        self._modes = Modes.current()  # a mini-batch runs outside of them
+        self._modes = Modes.current()  # those of the call that is recorded; batches run later, outside of them
         lead = () if reason is not None else (2,)
         given, result, touched = inside(undrawn(), self._rehearse, rows, shared, lead)
         leaves, self._tree = pytree.tree_flatten(result)
@@ -121,8 +121,8 @@ class EagerKernel:
     def _rehearse(
         self, rows: tuple[Spec, ...], shared: tuple[Spec, ...], lead: tuple[int, ...]
     ) -> tuple[list[Tensor], Any, Rehearsal]:
-        """Arguments, what a call with them gives, and the tensors that it touches beside them."""
-        generator = torch.Generator().manual_seed(0)  # torch's own is one for all threads
+        """Calls the function once. Returns the arguments, the result and the tensors used besides the arguments."""
+        generator = torch.Generator().manual_seed(0)  # torch's default generator is shared by all threads
         given = [as_given(_example(spec, lead, generator), self.grad) for spec in rows]
         others = [_example(spec, (), generator) for spec in shared]
         with torch.set_grad_enabled(self.grad), Rehearsal() as touched:
@@ -136,13 +136,13 @@ class EagerKernel:
         )
 
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
-        if not self.grad:  # what is an operand itself keeps its gradient
+        if not self.grad:  # a result that is an operand itself keeps its gradient
             return tuple(i is not None and need_rows[i] for i in self._operands)
         need = any(need_rows) or any(need_shared)
         return tuple(need and spec.is_float for spec in self.outputs)
 
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> Calls:
-        """Arguments are leaves of their own here: one may be computed from another, and gradients end at each."""
+        """Shared arguments become autograd leaves, so that gradients end at each; one may be computed from another."""
         given = len(shared) - len(self.bound)
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared[:given]]
         return Calls([*leaves, *shared[given:]])
@@ -159,7 +159,7 @@ class EagerKernel:
             )
         values = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         self._check_constants(leaves)
-        with torch.no_grad(), DisableTorchFunction():  # some views may no longer be asked for their gradient
+        with torch.no_grad(), DisableTorchFunction():  # some views raise when asked for their grad_fn
             for value, spec, out in zip(values, self.outputs, outs, strict=True):
                 if value.shape != out[place].shape or value.dtype != spec.dtype:
                     raise BatchError(
@@ -180,7 +180,7 @@ class EagerKernel:
         return result
 
     def _check_constants(self, leaves: Sequence[Any]) -> None:
-        """What is no tensor was given to the caller before anything ran: it must be the same for all values."""
+        """Raises if results that are no tensors differ from those of the trial run, which the caller already has."""
         others = [leaf for leaf in leaves if not isinstance(leaf, Tensor)]
         expected = [leaf for leaf, is_value in zip(self._leaves, self._is_value, strict=True) if not is_value]
         if len(others) != len(expected) or not all(map(_is_same, others, expected)):

@@ -1,6 +1,8 @@
-"""The programs of cells that run as they are: the function is called for each row, or once on all rows of a batch.
+"""The programs (forward, backward, …) of cells whose function is called as it was written: for each row, or once on all
+rows of a batch.
 
-For training one autograd graph is kept per call; backward differentiates them in reverse.
+In: an `EagerKernel`. Out: `Programs`. For training one autograd graph is kept per call; backward goes through them in
+reverse.
 """
 
 from __future__ import annotations
@@ -23,15 +25,15 @@ if TYPE_CHECKING:
 
 @dataclass
 class Calls:
-    """What all calls of one mini-batch share, and their autograd graphs by the number of the batch: operands and values
-    of each call."""
+    """The shared tensors of all calls in one mini-batch, and for each batch, by number, the autograd graphs of its
+    calls: operands and results."""
 
     shared: Sequence[Tensor]
     graphs: dict[int, list[tuple[list[Tensor], list[Tensor]]]] = field(default_factory=dict)
 
 
 def as_given(tensor: Tensor, needs_grad: bool) -> Tensor:
-    """A tensor that a cell may write in place, which a leaf that requires a gradient does not allow."""
+    """The tensor as an argument that a cell may write in place: no leaf, if it requires a gradient."""
     if not needs_grad or not tensor.is_floating_point():
         return tensor
     with torch.enable_grad():
@@ -48,7 +50,7 @@ class EagerInference:
         def launch(b: int) -> None:
             rows, outs = x.operands(b), x.outs(b)
             for place in kernel.places(x.sizes[b]):
-                kernel.call([row[place].clone() for row in rows], shared, outs, place)  # the user may keep them
+                kernel.call([row[place].clone() for row in rows], shared, outs, place)  # the function may keep them
 
         return launch
 
@@ -71,7 +73,7 @@ class EagerTraining:
         for place in self.kernel.places(B):
             operands = [
                 row[place].clone().requires_grad_(need) for row, need in zip(rows, self.need_rows, strict=True)
-            ]  # arenas change
+            ]  # copies, since memory of rows is written again later
             allowed.update(map(id, operands))
             given = [as_given(t, t.requires_grad) for t in operands]
             with torch.set_grad_enabled(self.kernel.grad), Touched() as touched:
@@ -87,7 +89,7 @@ class EagerTraining:
     def backward(
         self, calls: Calls, graphs: list[tuple[list[Tensor], list[Tensor]]], out_grads: Any, sums: dict[Any, Any]
     ) -> list[Tensor | None]:
-        """The gradients of the operands of some calls; those of shared tensors are added to `sums`."""
+        """The gradients of the operands of a batch's calls; gradients of shared tensors are added to `sums`."""
         places = self.kernel.places(len(graphs))
         need = [i for i, needed in enumerate(self.need_rows) if needed]
         shared = [t for t, needed in zip(calls.shared, self.need_shared, strict=True) if needed]
@@ -112,7 +114,7 @@ class EagerTraining:
         try:
             return torch.autograd.grad(values, inputs, grads, retain_graph=True, allow_unused=True)
         except RuntimeError as error:
-            if not any(bool(g.any()) for g in grads):  # nobody asked: only other calls of the same type have a gradient
+            if not any(bool(g.any()) for g in grads):  # only other calls of the type have a gradient
                 return [None] * len(inputs)
             raise GradientError(
                 f"{self.kernel.name}: torch cannot differentiate it ({error}), and some of the calls that are batched "

@@ -1,8 +1,9 @@
-"""Cells that change what their next call reads, such as a buffer: their calls run one after the other, in the order in
-which the function made them.
+"""Cells that change what their next call reads, such as a buffer: their calls must run in the order in which the user's
+function made them.
 
-A graph knows no order but that of values. So such a call reads one value more, the *turn* that the call before it gave,
-and gives one of its own. A turn has no elements.
+In: the kernel of a cell that runs one by one. Out: the same with a *turn*, a value without elements, as a further
+operand and output. Each call reads the turn of the call before. So the order follows from the values, and a graph of
+recorded calls knows no other order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ TURN = Spec((0,), torch.uint8, torch.device("cpu"))
 
 
 def in_order(kernel: EagerKernel) -> InOrder:
-    """The kernel with turns, which is made once."""
+    """The kernel with turns; made once per kernel."""
     if kernel.ordered is None:
         kernel.ordered = InOrder(kernel)
     return kernel.ordered  # type: ignore[no-any-return]
@@ -84,7 +85,7 @@ def _with_turns(programs: Programs) -> Programs:
 
 @dataclass(frozen=True)
 class WithTurns:
-    """A program that does not see turns."""
+    """A program for operands and outputs with turns, around one that knows nothing of them."""
 
     program: Bindable
 
@@ -93,7 +94,7 @@ class WithTurns:
 
 
 class WithoutTurns:
-    """The memory of the type, as tensors, without the last operand and the last output."""
+    """A `Binding` (the memory that a program reads and writes) without the last operand and the last output."""
 
     def __init__(self, x: Binding):
         self._x = x

@@ -1,7 +1,8 @@
-"""Kernels over rows of different lengths: copies (stacks, n-ary sums) and reductions over segments.
+"""Kernels for nodes (recorded calls) that read any number of values: stacks and sums as copies, and reductions.
 
-A segment kernel reads `rows = [x, offsets]`: x holds the rows of all nodes of the batch, node b's being
-`x[offsets[b]:offsets[b + 1]]`. Forward and backward are written out here; no length ever enters a type.
+In: the name of a reduction and the spec of a value. Out: a kernel. A reduction reads `rows = [x, offsets]`: x holds the
+values of all nodes of the batch, and node b's segment is `x[offsets[b]:offsets[b + 1]]`. Forward and backward are
+written by hand here. Nodes of different lengths run in one batch.
 """
 
 from __future__ import annotations
@@ -22,15 +23,15 @@ from edbatch.switches import Switches
 if TYPE_CHECKING:
     from edbatch.runtime.binding import Binding
 
-QUICK = (torch.float32, torch.float64)  # compiled loops know these
-MAX_KERNELS = 1000  # that are kept; the same kernel in every call, so that what is known of it is found again
+QUICK = (torch.float32, torch.float64)  # dtypes of the compiled loops
+MAX_KERNELS = 1000  # so many are kept, for later calls to find the same kernel and all that was made for it
 
 
 @dataclass(frozen=True)
 class SegmentKernel:
-    """A reduction (or softmax) over the rows of each node; a row of the table below. It is its own form, on any device.
+    """A reduction (or softmax) over the segment of each node, from the table below. It runs the same on any device.
 
-    reads: which operands `gradient` reads again. reads_outs: whether it reads outputs.
+    reads: which operands `gradient` reads. reads_outs: whether it reads outputs.
     """
 
     name: str
@@ -92,7 +93,7 @@ class SegmentKernel:
 
 
 class Copy:
-    """Writes the only operand, as compiled loops that read rows themselves."""
+    """Copies the only operand to the output, by compiled loops that read its rows themselves."""
 
     def bind(self, x: Binding) -> Launch:
         return x.copier()
@@ -130,7 +131,7 @@ COPY_FORM = CopyForm()
 
 @lru_cache(MAX_KERNELS)
 def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
-    """Writes its only operand: a stack of listed values, or the sum that reading the operand has formed."""
+    """Copies its only operand to the output: a stack of values, or a sum, which is formed when the operand is read."""
 
     def run(rows: Any, outs: Any) -> None:
         outs[0].copy_(rows[0])
@@ -142,7 +143,7 @@ def copy_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
 
 @lru_cache(MAX_KERNELS)
 def mean_kernel(spec: Spec, *, grad: bool) -> SegmentKernel:
-    """Divides its first operand, the sum that reading it has formed, by its second, the number of terms."""
+    """Divides its first operand, a sum that is formed when the operand is read, by its second, the number of terms."""
 
     def run(rows: Any, outs: Any) -> None:
         torch.div(rows[0], _like(rows[1], rows[0]), out=outs[0])
@@ -217,7 +218,7 @@ def _sum(x: Tensor, ids: Tensor, num: int) -> Tensor:
 
 
 def _below_top(rows: Any, *, finite: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """x - top, the largest row of each segment, and the segments of rows. If asked to, infinite tops count as 0."""
+    """x - top; top, the maximum of each segment; the segment of each row of x. With `finite`, infinite tops are 0."""
     x, offsets = rows
     ids = segment_ids(offsets, len(x))
     top = _reduce(x, ids, offsets.shape[0] - 1, "amax")
@@ -227,7 +228,7 @@ def _below_top(rows: Any, *, finite: bool = False) -> tuple[Tensor, Tensor, Tens
 
 
 def _logsumexp(rows: Any, outs: Any) -> None:
-    """As torch, an infinite top counts as 0, so that the result is that infinity."""
+    """As in torch, an infinite maximum is not subtracted (it counts as 0), so that the result is that infinity."""
     below, top, ids = _below_top(rows, finite=True)
     torch.add(_sum(below.exp_(), ids, len(top)).log_(), top, out=outs[0])
 
@@ -261,7 +262,7 @@ def _log_softmax_gradient(rows: Any, outs: Any, grads: Any) -> Any:
     return grads[0] - outs[0].exp().mul_(total.index_select(0, ids))
 
 
-PER_ROW = ("softmax", "log_softmax")  # they give as many rows as they read, and their gradients do not read those again
+PER_ROW = ("softmax", "log_softmax")  # as many results as operands, which their gradients do not read
 _TABLE: dict[str, tuple[Callable[[Any, Any], None], Callable[[Any, Any, Any], Any]]] = {
     "amax": (_amax, _amax_gradient),
     "max": (_max, _max_gradient),

@@ -1,7 +1,8 @@
-"""Programs that take tensors: before one runs on a batch its operands are read, after it gradients are added back.
+"""Programs that are functions of tensors: operands are gathered into tensors before one runs on a batch, and gradients
+are added back after it.
 
-In: a function of tensors, of torch ops or not. Out: a `Bindable`. Code that reads memory by itself, such as a fused
-kernel, is bound directly instead.
+In: such a function. Out: a `Bindable`: what the runtime gives memory and then launches batch by batch. Fused kernels
+read memory themselves and do not need this.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ class TensorForward:
 
 @dataclass(frozen=True)
 class TensorBackward:
-    """`function(B, rows, outs, saved, pro, out_grads, deferred, sums)` gives the gradients of B rows, or None for each.
+    """`function(B, rows, outs, saved, pro, out_grads, deferred, sums)` returns for each operand its gradient or None.
 
-    Those gradients may share memory with each other and with the arguments. `rows` and `outs` say which operands and
-    results it reads; it gets None for others.
+    Gradients may share memory with each other and with the arguments. The masks `rows` and `outs` say which operands
+    and outputs the function reads; it gets None for the others.
     """
 
     function: Callable[..., Tensors]

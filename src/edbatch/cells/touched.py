@@ -1,4 +1,8 @@
-"""What a function touches beside its arguments: tensors with gradient that it reads, and those that it writes."""
+"""Finds the tensors that a function uses besides its arguments: those it reads that require grad, those it writes.
+
+In: a run of the function under a torch-function mode. Out: the tensors. Cells that run one by one need them, because
+their functions are called as they are and not captured.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,7 @@ from edbatch.torch_insides.transforms import is_wrapped
 
 
 class Touched(TorchFunctionMode):
-    """Collects the tensors with gradient that a function touches beside its arguments, and those that it writes."""
+    """Collects the tensors with requires_grad that a function uses besides its arguments, and those that it writes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,13 +42,13 @@ class Touched(TorchFunctionMode):
 
 
 def _is_view_without_grad(leaf: Tensor) -> bool:
-    """Whether a leaf is a view that was made under no_grad: it says that it requires a gradient, and none flows."""
+    """Whether a leaf is a view that was made under no_grad: it has requires_grad, but no gradient flows to it."""
     with DisableTorchFunction():
         return is_view(leaf) and (base := base_of(leaf)) is not None and base.requires_grad
 
 
 class Rehearsal(Touched):
-    """What is written into any tensor meanwhile, as an embedding with `max_norm` does, is taken back at the end."""
+    """The same for a trial run: tensors that it writes (as an embedding with `max_norm` does) are set back after it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +56,7 @@ class Rehearsal(Touched):
 
     def touch(self, tensor: Tensor) -> None:
         super().touch(tensor)
-        with DisableTorchFunction():  # else a recorder would see it
+        with DisableTorchFunction():  # else the clone would be recorded
             if id(tensor) not in self._before and tensor.layout is torch.strided and not tensor.is_inference():
                 self._before[id(tensor)] = tensor, tensor.detach().clone(), version_of(tensor)
 

@@ -1,4 +1,4 @@
-"""What a user sees when a command fails."""
+"""What a user sees when a command fails: one sentence instead of a traceback."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from edbatch.errors import EdbatchError
 
 @contextmanager
 def clear_errors() -> Iterator[None]:
-    """A user's mistake is one sentence on stderr and exit code 1; Ctrl-C is exit code 130. Neither is a traceback."""
+    """A scope in which a user's mistake becomes a sentence on stderr and exit code 1, and Ctrl-C exit code 130."""
     try:
         yield
     except (KeyboardInterrupt, SystemError) as error:
         if not _is_interrupt(error):
             raise
-        if not (isinstance(error, KeyboardInterrupt) and error.args):  # else it was said already
+        if not (isinstance(error, KeyboardInterrupt) and error.args):  # else its message was printed before
             typer.echo("interrupted", err=True)
         raise typer.Exit(130) from None
     except (EdbatchError, OSError) as error:
@@ -27,7 +27,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def _is_interrupt(error: BaseException | None) -> bool:
-    """Whether it comes from Ctrl-C; inside a kernel, numba makes a SystemError of it, caused by another one or two."""
+    """Whether an error comes from Ctrl-C. Inside a kernel, numba turns that into one or more nested SystemErrors."""
     while isinstance(error, SystemError):
         error = error.__cause__
     return isinstance(error, KeyboardInterrupt)

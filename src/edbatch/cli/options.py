@@ -21,7 +21,7 @@ class Modes(StrEnum):
 
 
 def number(help: str, least: float = 1, **more: Any) -> Any:
-    """An option that is a number, not below the least one."""
+    """An option whose value is a number, at least `least`."""
     return typer.Option(min=least, metavar="X", help=help, **more)
 
 

@@ -1,4 +1,4 @@
-"""Data for the models: readers that refuse what they do not understand, and seeded generators."""
+"""Data for the models: readers of files, which raise at whatever they do not understand, and seeded generators."""
 
 from edbatch.datasets.corpora import Corpus
 from edbatch.datasets.files import DatasetError

@@ -3,11 +3,11 @@
 One function for each kind of data, all of the form `(folder, seed, limit)`:
 
 * `folder` holds the real data; without it (None) the data is generated, or ships with edbatch. There is no real data of
-  perfect trees, triangles, grids, dags and questions. EDBATCH_DATA is for the caller to look at.
-* `seed` is that of generated data. What is held out of real data depends on `split_seed` alone.
-* `limit` keeps the first so many examples to train with, and of the others at most as many.
+  perfect trees, triangles, grids, dags and questions. EDBATCH_DATA is not read here; the caller does that.
+* `seed` is for generated data. Which examples of real data are held out depends only on `split_seed`.
+* `limit` keeps the first so many training examples, and at most as many of the others.
 
-Ids of words, characters and tags are numbered by the examples to train with; 0 is what is not among those.
+Ids of words, characters and tags are numbered as they occur in the training examples; 0 is for those that do not.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from edbatch.datasets.translations import MARKS, Pair, load_pairs
 from edbatch.datasets.trees import NUM_LABELS, load_trees, shipped_trees, with_kinds
 from edbatch.datasets.vocabulary import numbering
 
-SPLIT_SEED = 0  # of what is held out where the real data has no examples to train with; what we report
+SPLIT_SEED = 0  # decides what is held out, where real data has no split of its own; reported results use it
 NUM_TRAIN, NUM_DEV = 1_000, 100  # generated examples
-NUM_TRAIN_DAGS, NUM_DEV_DAGS = 300, 30  # these are large
+NUM_TRAIN_DAGS, NUM_DEV_DAGS = 300, 30  # fewer, since these are large
 
 _HELD_OUT = "a random tenth held out, seed"
 _MIN_COUNT = 2  # a word seen only once is unknown, so that the unknown word is trained too
@@ -47,7 +47,7 @@ Spelling = tuple[Sequence[str], Sequence[str]]  # the words and the tags of a se
 
 @dataclass(frozen=True)
 class Corpus:
-    """Examples to train with and others, the sizes that a model of them needs, and where they are from, in words."""
+    """Training examples and others, the sizes that a model for them needs, and, in words, where they are from."""
 
     train: Sequence[Any]
     dev: Sequence[Any]
@@ -74,7 +74,7 @@ def trees(folder: Path | None, seed: int = 0, limit: int | None = None) -> Corpu
 
 
 def two_type_trees(folder: Path | None, seed: int = 0, limit: int | None = None) -> Corpus:
-    """The trees of `trees` with a kind, 0 or 1, at each internal node; here the seed decides also on real data."""
+    """The trees of `trees` with a kind, 0 or 1, at each internal node; the seed decides on it for real data, too."""
     corpus = trees(folder, seed, limit)
     train, dev = with_kinds(corpus.train, seed), with_kinds(corpus.dev, seed + 1)
     return Corpus(train, dev, corpus.sizes, f"{corpus.source}; kinds of nodes by seed {seed}")
@@ -212,7 +212,7 @@ def _generated(
     num_train: int = NUM_TRAIN,
     num_dev: int = NUM_DEV,
 ) -> Split[Example]:
-    """Of so many generated examples the first are for testing, so that those do not change with the limit."""
+    """Generated examples, of which the first are for testing, so that these do not change with the limit."""
     generated = examples(num_dev + (_check(limit) or num_train))
     return generated[num_dev:], generated[:num_dev][:limit]
 
@@ -229,7 +229,7 @@ def _hold_out(examples: Sequence[Example], limit: int | None, seed: int) -> Spli
 
 
 def _spelled_texts(folder: Path | None, seed: int, limit: int | None, split_seed: int) -> tuple[Split[Spelling], str]:
-    """The words and tags of the sentences to train with and of the others, and where they are from."""
+    """The words and tags of the training sentences and of the others, and where they are from."""
     if folder is None:
         split = _generated(lambda count: _spell(random_sentences(count, seed)), limit)
         return split, f"generated sentences, seed {seed}"

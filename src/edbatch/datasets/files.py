@@ -35,12 +35,12 @@ def read_lines(path: str | os.PathLike[str], content: str) -> list[str]:
 def parse_lines(
     path: str | os.PathLike[str], content: str, parse: Callable[[str], Parsed], limit: int | None = None
 ) -> list[Parsed]:
-    """What `parse` makes of each line, or of the first `limit` lines; its DatasetErrors get the file and the line."""
+    """Parses each line, or the first `limit` lines; file and line are added to DatasetErrors of `parse`."""
     return parse_each(path, read_lines(path, content)[:limit], parse)
 
 
 def parse_each(path: str | os.PathLike[str], lines: Iterable[str], parse: Callable[[str], Parsed]) -> list[Parsed]:
-    """What `parse` makes of each of these first lines of a file; its DatasetErrors get the file and the line."""
+    """Parses the first lines of a file, which are given; file and line are added to DatasetErrors of `parse`."""
     parsed = []
     for number, line in enumerate(lines, start=1):
         try:
@@ -72,7 +72,7 @@ def data_file(name: str, folder: str | os.PathLike[str] | None, generator: str) 
 
 
 def check_split(split: str) -> str:
-    """The split as it is, if it is one.
+    """Returns the name of a split, or raises if there is no such split.
 
     >>> check_split("dev")
     'dev'

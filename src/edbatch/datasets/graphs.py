@@ -1,8 +1,9 @@
-"""Graphs of mini-batches straight from the data: a structure's name comes in, a `Graph` per mini-batch goes out.
+"""Graphs of mini-batches straight from the data, without a model: a structure's name comes in, a `Graph` per mini-batch
+goes out.
 
-A structure is named like the workload whose model has it. The nodes are the cells that the model would call, outputs
-included; no model is needed, so policies can be compared and tested on real structures in milliseconds. Node types are
-strings that mean the same in every graph of a structure; their ids are, as in every graph, by first appearance.
+A structure is named like the workload whose model has it. Nodes are the calls of cells that the model would make,
+outputs included. So policies can be compared and tested on real structures in milliseconds. The names of node types
+mean the same in every graph of a structure; their ids are, as in every graph, in order of first appearance.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from edbatch.scheduling.graph import Graph
 
 
 class Nodes:
-    """The types and inputs of a graph, which grow node by node, and the dice of its mini-batch."""
+    """The types and inputs of a graph, which grow node by node, and the random generator of its mini-batch."""
 
     def __init__(self, dice: random.Random) -> None:
         self.types: list[str] = []
@@ -115,11 +116,11 @@ def _lattices(number: int, folder: Path | None, seed: int) -> list[Lattice]:
 
 
 def _programs(number: int, folder: Path | None, seed: int) -> list[Call]:
-    return random_programs(number, seed).programs  # there are no real ones
+    return random_programs(number, seed).programs  # there is no real data
 
 
 def _add_tree(nodes: Nodes, tree: Tree, two_types: bool = False) -> None:
-    """A leaf or internal node for each tree node in post-order, and an output of each."""
+    """A leaf or internal node for each tree node, children first, and an output for each."""
     states: list[int] = []
     for node in tree.nodes():
         if node.is_leaf:

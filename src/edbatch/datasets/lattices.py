@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from edbatch.datasets.files import DatasetError, check_split, data_file, read_lines
 
-_NUMBERS = re.compile(r" *([0-9]{1,18}( +|$))*")  # none that an int of 64 bits could not hold
+_NUMBERS = re.compile(r" *([0-9]{1,18}( +|$))*")  # at most 18 digits, which fit into 64 bits
 _MAX_SHOWN = 40
 
 
@@ -24,7 +24,7 @@ _MAX_SHOWN = 40
 class Lattice:
     """Node `i` has the tag id `tags[i]` and the arcs `arcs[i]`, pairs of an earlier node to come from and a token id.
 
-    An arc from node `i - 1` reads a character, any other a word; the ids of characters and of words are two numberings.
+    An arc from node `i - 1` reads a character, any other a word; characters and words are numbered separately.
     """
 
     tags: tuple[int, ...]

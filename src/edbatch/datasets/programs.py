@@ -1,8 +1,9 @@
 """Generated programs, as a neural module network runs them: a number and a seed come in, trees of `Call`s go out.
 
-Every example has a program of its own over a fixed set of modules with one or two arguments each; the leaves of the
-program are the example's features. Many types of which few are ready at a time: hard to batch. A `Question` is a
-program with the numbers of its features and an answer that follows from both, so a model can learn it.
+Every example has its own program, made of calls of a fixed set of modules with one or two arguments; the leaves of the
+program are the example's features. Such programs are hard to batch: there are many modules, and few calls of each are
+ready at a time. A `Question` is a program with values for its features, and an answer that follows from both, so that a
+model can learn it.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from torch import Tensor
 MIN_CALLS, MAX_CALLS = 8, 24
 NUM_MODULES, NUM_FEATURES, NUM_ANSWERS = 40, 16, 4
 
-_THRESHOLDS = (-0.7, 0.0, 0.7)  # between the answers
-_FADING = 0.7  # of what a call gets so much is left in what it gives, so the calls near the root decide
+_THRESHOLDS = (-0.7, 0.0, 0.7)  # where one answer ends and the next begins
+_FADING = 0.7  # the share of its arguments' mean that a call passes on, so that calls near the root decide
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Question:
 
 
 class ProgramBank(NamedTuple):
-    """The root calls of programs, how many arguments each module takes, and where they are from, in words."""
+    """The root calls of programs, how many arguments each module takes, and, in words, where the programs are from."""
 
     programs: list[Call]
     arities: tuple[int, ...]
@@ -89,8 +90,8 @@ def random_questions(count: int, seed: int) -> list[Question]:
 
 
 def value_of(part: Call | Feature, features: Sequence[Sequence[float]]) -> float:
-    """The hidden number that decides the answer: a feature is worth its scaled sum, and a module pushes the faded mean
-    of its arguments up or down, each module by its own step.
+    """The hidden number that decides the answer. That of a feature is its scaled sum; a call takes the mean of its
+    arguments, scales it down and adds a constant of its module.
 
     >>> round(value_of(Call(4, (Feature(0),)), [[1.0, 0.5]]), 6)
     1.7
@@ -116,7 +117,7 @@ def _random_program(arities: tuple[int, ...], rng: random.Random) -> Call:
 
 
 def _random_part(num_calls: int, arities: tuple[int, ...], indices: numbers[int], rng: random.Random) -> Call | Feature:
-    """A program of so many calls, which also bounds its depth, so recursion is safe."""
+    """A random program of so many calls. It is not deeper than that, so recursion is safe."""
     if num_calls == 0:
         return Feature(next(indices))
     module = rng.randrange(len(arities))

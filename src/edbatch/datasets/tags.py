@@ -16,7 +16,7 @@ from edbatch.datasets.vocabulary import Vocabulary
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Words and tag ids, as many of the one as of the other; a word is its id or, spelled out, its characters' ids."""
+    """Words and tag ids, one tag for each word; a word is its id or, if spelled out, the ids of its characters."""
 
     words: tuple[int | tuple[int, ...], ...]
     tags: tuple[int, ...]

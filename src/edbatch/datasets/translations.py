@@ -1,8 +1,8 @@
 """Translated sentences: two aligned files and two vocabularies come in, `Pair` objects go out.
 
 The files are those of IWSLT: line i of the one is the translation of line i of the other, and only an ASCII space
-separates tokens. A vocabulary is a file of one word a line that begins with `<unk>`, `<s>` and `</s>`. Whatever is not
-so is an error, never skipped.
+separates tokens. A vocabulary is a file of one word a line that begins with `<unk>`, `<s>` and `</s>`. Anything else is
+an error, never skipped.
 """
 
 from __future__ import annotations
@@ -134,7 +134,8 @@ def read_vocabulary(path: str | os.PathLike[str]) -> Vocabulary:
 
 
 def _vocabulary_and_ids(vocabulary: Vocabulary | None) -> tuple[Vocabulary, Callable[[str], int]]:
-    """The vocabulary and what gives ids: the one given, which stays as it is, or a fresh one that grows."""
+    """A vocabulary, and the function from words to ids: the given one, which stays as it is, or a new one, to which
+    words are added."""
     if vocabulary is None:
         vocabulary = Vocabulary(MARKS)
         return vocabulary, vocabulary.add

@@ -30,11 +30,11 @@ _ESCAPE_OF_WORD = {word: escape for escape, word in _WORD_OF_ESCAPE.items()}
 class Tree:
     """A node of a binary tree: a leaf has a word id, an internal node has two children and a kind; both have a label.
 
-    The kind, 0 or 1, says which of two cells a model of two types applies; other models do not look.
+    The kind, 0 or 1, says which of two cells is called, in models that have two; other models ignore it.
     """
 
     __slots__ = ("is_leaf", "kind", "label", "left", "right", "word")
-    left: Tree  # None in a leaf, where nobody may look
+    left: Tree  # None in a leaf, whose children must not be read
     right: Tree
 
     def __init__(
@@ -105,7 +105,7 @@ def load_trees(
 
 
 def shipped_trees(split: str, vocabulary: Vocabulary | None = None, limit: int | None = None) -> Treebank:
-    """The small generated trees that ship with edbatch, 600 to train with and 150 others; arguments as `load_trees`.
+    """The small generated trees that ship with edbatch, 600 for training and 150 others; arguments as of `load_trees`.
 
     >>> len(shipped_trees("dev").trees)
     150

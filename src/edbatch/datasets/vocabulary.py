@@ -26,7 +26,7 @@ class Vocabulary:
             self.add(word)
 
     def add(self, word: str) -> int:
-        """The word's id, a fresh one if the word is new."""
+        """The word's id; a new word gets the next id."""
         id_ = self._id_of.setdefault(word, len(self.words))
         if id_ == len(self.words):
             self.words.append(word)
@@ -40,9 +40,9 @@ class Vocabulary:
 
 
 def numbering(items: Iterable[Item], at_least: int = 1, first: int = 1) -> dict[Item, int]:
-    """The ids of the items that are there at least so often, from `first` on and by first appearance.
+    """Ids for the items that occur at least `at_least` times, from `first` on, in order of first appearance.
 
-    What is below `first` is for items that have no id of their own, so ask with `.get(item, 0)`.
+    Ids below `first` are for items without an id of their own, so look up with `.get(item, 0)`.
 
     >>> numbering("banana", at_least=2)
     {'a': 1, 'n': 2}

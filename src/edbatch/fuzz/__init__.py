@@ -2,7 +2,8 @@
 
     Program ─print─▶ code ─run, compare─▶ outcome ─shrink─▶ a smaller Program ─print─▶ script
 
-A program is data (`program.py`), drawn by `generating.py`, `functions.py` and `lines.py` from tables of what users
-write (`operations.py`, `surroundings.py`). `comparing.py` runs its code both ways, `worker.py` does so in a process of
-its own, `shrinking.py` makes failing programs small, `script.py` prints them, `run.py` is the command.
+A program, a model with its examples, is data (`program.py`). `generating.py`, `functions.py` and `lines.py` draw it at
+random from tables of what users write (`operations.py`, `surroundings.py`). `comparing.py` runs its code both ways,
+`worker.py` does so in a separate process, `shrinking.py` makes failing programs small, `script.py` prints them, and
+`run.py` is the command.
 """

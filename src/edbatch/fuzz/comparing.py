@@ -1,7 +1,7 @@
-"""Runs a program both ways, plain torch one example at a time and batched, and says how they differ.
+"""Runs a program both ways, by plain torch one example at a time and batched, and says how they differ.
 
-A program is a function `make(randn)` that makes the model and its examples anew, so that the two sides share nothing.
-This file knows nothing of the rest of the fuzzer: the script of a finding holds a copy of it.
+A program is here a function `make(randn)` that makes the model and its examples; it is called once for each side, so
+that the two share nothing. This file imports nothing of the fuzzer: the script of a finding contains a copy of it.
 """
 
 import functools
@@ -22,9 +22,9 @@ import edbatch
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import num_function_modes
 
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a leaf, which is 1 at least
-COARSE = 5e-2  # 16-bit floats, and what autocast computes in them; settings say what a program computes in
-NUDGE = {torch.float64: 1e-13, torch.float32: 1e-6}  # of inputs: what changes more than that is not compared
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}  # relative to the largest value of a tensor, or to 1
+COARSE = 5e-2  # the same for programs that compute in 16-bit floats, also by autocast; the settings say so
+NUDGE = {torch.float64: 1e-13, torch.float32: 1e-6}  # change of inputs, to find out whether a program is unstable
 FAILURES = ("wrong", "error")
 
 
@@ -33,7 +33,7 @@ class Different(Exception):
 
 
 def random_tensor(*shape: int, seed: int, dtype: torch.dtype | None = None, nudge: float = 0.0) -> Tensor:
-    """Normal random numbers; nudged ones differ in the last digits."""
+    """Normal random numbers; with `nudge` their last digits differ."""
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     values = values * (1 + nudge * torch.randn(shape, generator=generator, dtype=torch.float64))
@@ -41,7 +41,7 @@ def random_tensor(*shape: int, seed: int, dtype: torch.dtype | None = None, nudg
 
 
 def compare(make: Callable[..., Any], settings: dict[str, Any]) -> tuple[str, str]:
-    """What became of a program: "equal", "torch raises", "refused", "unstable", "error" or "wrong", with a message."""
+    """The outcome of a program: "equal", "torch raises", "refused", "unstable", "error" or "wrong", with a message."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(settings["dtype"])
     state = state_of_torch()
@@ -82,13 +82,13 @@ def _first_line(error: Exception) -> str:
 
 
 def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
-    """One call, by a plain loop: results by example, then everything that a call may change."""
+    """One call by a plain loop. Returns results by example, then everything that a call may change."""
     columns = _begin(side, call)
     rng = torch.get_rng_state()
     before = {name: tensor.detach().clone() for name, tensor in _tensors(side, columns).items()}
     with _around(side):
         results = [side.model(*example, **side.keywords) for example in zip(*columns, strict=True)]
-        grad = torch.is_grad_enabled()  # without it batched results need no gradients, also where they are inputs
+        grad = torch.is_grad_enabled()  # without it batched results need no gradients, even if they are inputs
     if not torch.equal(rng, torch.get_rng_state()):
         raise RuntimeError("random numbers were drawn, which differ by nature")
     leaves = [pytree.tree_leaves(result) for result in results]
@@ -105,12 +105,12 @@ def _run_plain(side: Any, call: int, settings: dict[str, Any]) -> Any:
 
 
 def _needs_grad(leaf: Any, known: set[int]) -> bool:
-    """Whether gradients flow from a result to a tensor that is known. Of views made under no_grad, and of what is
-    computed from them, torch says so, but they are ends; so are leaves made inside of a call by requires_grad_()."""
+    """Whether gradients flow from a result to one of the known tensors. requires_grad does not tell: it is also set for
+    views made under no_grad, for what is computed from them, and for leaves that a call makes by requires_grad_()."""
     if not isinstance(leaf, Tensor) or not leaf.requires_grad or leaf.grad_fn is None:
         return isinstance(leaf, Tensor) and leaf.requires_grad and id(leaf) in known
     nodes = [leaf.grad_fn]
-    for node in nodes:  # it grows
+    for node in nodes:  # the list grows meanwhile
         nodes += [n for n, _ in node.next_functions if n is not None and n not in nodes]
     return any(id(node.variable) in known for node in nodes if hasattr(node, "variable"))
 
@@ -146,7 +146,7 @@ def _around(side: Any) -> Any:
 
 
 def _compare_results(result: Any, expected: Any, call: int, settings: dict[str, Any]) -> list[list[Any]]:
-    """The leaves of our results, by example."""
+    """Compares batched results with the expected ones; returns the leaves of the batched ones, by example."""
     leaves = _by_example(result, expected, settings["stack"])
     for j in range(len(expected.leaves[0])):
         name = f"call {call}: result {j}"
@@ -163,7 +163,7 @@ def _compare_results(result: Any, expected: Any, call: int, settings: dict[str, 
 
 
 def _by_example(result: Any, expected: Any, stack: Any) -> list[list[Any]]:
-    """The leaves of a batched result, by example, whatever put them together."""
+    """The leaves of a batched result, by example, however `stack` has joined them."""
     if stack is False:
         for one in result:
             structure = pytree.tree_structure(one)
@@ -207,7 +207,7 @@ def _in_threads(side: Any, batched: Any, columns: Any, count: int) -> list[Any]:
 
 
 def _backward(leaves: list[list[Any]], settings: dict[str, Any]) -> None:
-    """Backward from a sum of results with uneven weights: of all of them, or of the first leaf or example only."""
+    """Backward from a sum of results with uneven weights: of all results, or only of the first leaf or example."""
     terms = []
     for i, row in enumerate(leaves):
         for j, leaf in enumerate(row):
@@ -263,11 +263,11 @@ def _compare_leaf(name: str, ours: Any, theirs: Any, settings: dict[str, Any], i
     computed = torch.float32 if settings["single"] and theirs.dtype == torch.float64 else theirs.dtype
     tolerance = COARSE if settings["coarse"] else TOLERANCE.get(computed, COARSE)
     a, b = ours.detach().double(), theirs.double()
-    if is_gradient and not settings["strict"]:  # where the loss does not reach, zero times infinity
+    if is_gradient and not settings["strict"]:  # not reached by the loss: zero times infinity is nan
         a = torch.where(a.isnan(), b, a)
     largest = float(b.abs().nan_to_num(posinf=0.0).max()) if b.numel() else 0.0
     same = torch.isclose(a, b, rtol=tolerance, atol=tolerance * max(largest, 1.0), equal_nan=True)
-    if is_gradient:  # infinities of several examples add up to nan, or their factors are added up before
+    if is_gradient:  # infinities of several examples may add up to nan, depending on the order
         same |= ~(a.isfinite() | b.isfinite())
     _same(bool(same.all()), name, a, b)
     return None
@@ -280,7 +280,7 @@ def _same(is_same: bool, name: str, ours: Any, theirs: Any) -> None:
 
 
 def _is_unstable(make: Callable[..., Any], settings: dict[str, Any]) -> bool:
-    """Whether already plain torch gives other results when inputs change in their last digits."""
+    """Whether results of plain torch change much when inputs change in their last digits."""
     nudge = 1e-3 if settings["coarse"] else NUDGE.get(settings["dtype"], 1e-3)
     exact, nudged = make(random_tensor), make(functools.partial(random_tensor, nudge=nudge))
     loose = settings | {"strict": True}

@@ -1,4 +1,4 @@
-"""Functions of a model's author: marked functions and modules, plain ones, recursion over trees."""
+"""Random functions that a model calls: cells (marked functions and modules), plain functions, recursion over trees."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from edbatch.fuzz.lines import WORLD, Lines, Scope
 from edbatch.fuzz.operations import OPERATIONS
 from edbatch.fuzz.program import Declared, Function, Statement, function_lines
 
-# What a function returns, and how its caller takes that.
+# What a function returns -> how its caller unpacks it.
 TAKING = {
     "{0}": ("{t0}", ""),
     "{0}, {1}": ("{t0}, {t1}", ""),
@@ -53,11 +53,11 @@ class Functions(Lines):
         return [Function("encode", "tree", ("a1", "a2"), tuple(body), result, (Declared("leaf", expression),))]
 
     def _closure(self, scope: Scope) -> Scope:
-        """What functions see besides their arguments."""
+        """The names that functions see besides their arguments."""
         return Scope(ChainMap({}, {name: scope.names[name] for name in self.shared}))
 
     def _function_body(self, inner: Scope, size: int, static: list[str] | None = None) -> list[Statement]:
-        """A body of what functions hold: no data of the example that is not an argument."""
+        """Lines of a function's body, which use no data of the example but arguments."""
         weights, kinds = self.weights, self.kinds
         self.weights = {f: w for f, w in weights.items() if f in OPERATIONS and f not in ("kept", "rows", "modules")}
         self.kinds = {letter: [] for letter in kinds} | {"S": static or []}
@@ -94,7 +94,7 @@ class Functions(Lines):
         return [Function("cell1", kind, arguments, tuple(body), result, owned, static, takes_list)]
 
     def calls_of(self, functions: list[Function], scope: Scope) -> list[Callable[[], Statement]]:
-        """Calls that are yet to be drawn."""
+        """Functions that draw calls, to be called when it is their turn in the body."""
         calls: list[Callable[[], Statement]] = []
         for function in functions:
             if function.kind == "tree":

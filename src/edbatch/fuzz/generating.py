@@ -1,4 +1,7 @@
-"""Random programs: examples, what they share, the model, how it is batched, what happens between calls."""
+"""Draws random programs: a seed and a number come in, a `Program` goes out.
+
+A program has examples, things that they share, a model, options of `edbatch.batch`, and changes between calls.
+"""
 
 from __future__ import annotations
 
@@ -32,14 +35,14 @@ from edbatch.fuzz.surroundings import (
 )
 
 COMMON = ("arithmetic", "activations", "reductions", "shapes", "indices", "sums", "products", "choices")
-RISKY = {  # often refused, so they are rare: in so many programs
+RISKY = {  # features that edbatch often refuses, and the share of programs that have them
     "in place": 0.04, "reading": 0.01, "hooks": 0.02, "masks": 0.04, "kept": 0.05, "constants": 0.03, "infinite": 0.05,
     "fresh writes": 0.05, "rebinding": 0.05, "halves": 0.03, "modules in line": 0.05, "checkpoints": 0.02, "dicts": 0.0,
 }  # fmt: skip
 
 
 def generate(seed: int, number: int, excluded: Iterable[str] = EXCLUDED) -> Program:
-    """Program `number` of a seed: the same one always."""
+    """Program `number` of a seed; always the same."""
     before = torch.get_default_dtype()
     try:
         with warnings.catch_warnings():
@@ -83,7 +86,7 @@ class Generator(Functions):
             rng.randint(2, 4) if self.has("threads", 0.03) else 1, is_module,
         )  # fmt: skip
         program = pruned(program)
-        keeps = any(d.name == "kept" for d in program.declared)  # from call to call, so that threads would disturb them
+        keeps = any(d.name == "kept" for d in program.declared)  # from call to call: threads would interfere
         return replace(program, threads=1) if keeps else program
 
     def _columns(self, is_keyed: bool) -> list[Column]:
@@ -195,7 +198,7 @@ class Generator(Functions):
         if not tensors:
             return Statement("{0}, {1}", ("x", "x"))
         form = rng.choice(RESULTS)
-        if rng.random() < 0.5:  # all of them, so that the loss reaches everything
+        if rng.random() < 0.5:  # all values, so that the loss reaches everything
             form = "(" + ", ".join(f"{{{i}}}" for i in range(len(tensors[:9]))) + ",)"
             return Statement(form, tuple(tensors[:9]))
         pool = [*tensors, *others, "x"] if rng.random() < 0.1 else tensors
@@ -215,7 +218,7 @@ class Generator(Functions):
     def _on_declared(
         self, table: tuple[str, ...], scope: Scope, declared: list[Declared], is_module: bool
     ) -> list[Statement]:
-        """A row of a table for something declared."""
+        """A row of a table, filled in for something declared."""
         modules = [d.name for d in declared if d.feature == "module"]
         tensors = [d.name for d in declared if d.feature in ("parameter", "buffer", "tensor")]
         for _ in range(TRIES):

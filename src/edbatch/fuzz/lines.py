@@ -1,6 +1,6 @@
 """Lines of programs, drawn from the tables and tried with plain torch on the first example.
 
-What torch does not like is drawn again. So programs are right by construction, and shapes need no rules.
+If torch raises, another line is drawn. So programs are valid by construction, without rules for shapes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Scope:
 
     def __init__(self, names: ChainMap[str, Any], heads: tuple[str, ...] = ()):
         self.names = names
-        self.heads = heads  # of the blocks around, where they change what lines do
+        self.heads = heads  # first lines of the blocks around, if they change what lines do
 
     def inner(self, head: str = "") -> Scope:
         return Scope(self.names.new_child(), (*self.heads, head) if head.startswith("with") else self.heads)
@@ -71,7 +71,7 @@ class Scope:
 
 
 class Lines:
-    """Draws lines; what a program has to draw from is set by those who draw the rest of it."""
+    """Draws lines; subclasses set what they are drawn from."""
 
     def __init__(self, seed: int, number: int, excluded: frozenset[str]):
         self.rng = random.Random(f"{seed}/{number}")
@@ -87,7 +87,7 @@ class Lines:
         return self.rng.random() < probability and feature not in self.excluded
 
     def allowed(self, rows: Sequence[str]) -> Sequence[str]:
-        """The rows of a table that hold nothing that is switched off."""
+        """The rows of a table without those that contain something excluded."""
         return [row for row in rows if not any(text in row for text in self.excluded)]
 
     def name(self, letter: str) -> str:
@@ -95,7 +95,7 @@ class Lines:
         return f"{letter}{self.count}"
 
     def body(self, scope: Scope, size: int, calls: Sequence[Callable[[], Statement]] = ()) -> list[Statement]:
-        """Some lines, with calls of functions between them, which are drawn when it is their turn."""
+        """Some lines, and between them calls of functions, which are drawn when it is their turn."""
         body: list[Statement] = []
         waiting = list(calls)
         for _ in range(size):
@@ -180,7 +180,7 @@ class Lines:
         return str(self.rng.randrange(-size, size))
 
     def is_fine(self, scope: Scope, statement: Statement) -> bool:
-        """Try a line on the first example; its names are kept if torch and the limits allow it."""
+        """Try a line on the first example; names that it sets are kept if torch and the limits of values allow it."""
         before = dict(scope.names.maps[0])
         try:
             scope.execute(line_of(statement))
@@ -209,7 +209,7 @@ class Lines:
         return Statement(head.form, head.operands, head.targets, tuple(body), feature) if body else None
 
     def _rebind(self, scope: Scope, inner: Scope, body: list[Statement]) -> bool:
-        """Let a block that may not run, or run often, change a name from before it."""
+        """Let a block, which may run never, once or often, set a name that was set before it."""
         ours = [name for name, _ in scope.tensors() if name.startswith("v")]
         made = [target for s in body for target in s.targets]
         self.rng.shuffle(ours)
@@ -224,7 +224,7 @@ class Lines:
 
 
 def _is_action(form: str, feature: str) -> bool:
-    """Whether a line is there for what it does, not for a value."""
+    """Whether a line is drawn for its effect, not for its value."""
     if feature in ("in place", "rebinding", "hooks", "shared writes"):
         return True
     return " = " in form.split("(")[0]
@@ -245,7 +245,7 @@ def _fits(letter: str, tensor: Tensor, first: Any) -> bool:
 
 
 def _is_moderate(value: Any, may_be_infinite: bool) -> bool:
-    """Not too large, neither in size nor in numbers."""
+    """Whether a value has neither too many elements nor too large ones."""
     if not isinstance(value, Tensor):
         return isinstance(value, bool | int | float | tuple | list | str)
     if value.numel() > LARGEST_SIZE or value.is_complex() or value.dim() > 4:

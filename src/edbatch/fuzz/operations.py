@@ -1,6 +1,6 @@
-"""What programs compute: rows of code by feature.
+"""What random programs compute: tables of lines of code, by feature.
 
-In a row, a letter in braces is drawn anew each time:
+A letter in braces stands for an operand, which is drawn anew each time:
 
     {f} a float tensor      {F} one with dimensions   {v} a vector        {m} a matrix
     {i} an integer tensor   {I} one with dimensions   {b} flags           {s} floats of the shape of the first operand

@@ -1,7 +1,7 @@
-"""Programs as data, and their code.
+"""Random programs as data, and their code: a `Program` comes in, Python text goes out.
 
-A program is a model for one example with its examples, how it is batched, and what happens between calls. Its code is
-printed from the data; that code is what runs, and what the script of a finding holds.
+A program is a model for one example with its examples, options of `edbatch.batch`, and changes between calls. The code
+printed from it is run, and is in the script of a finding.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from textwrap import indent
 
 @dataclass(frozen=True)
 class Statement:
-    """A line of code, with the block that it heads if there is one.
+    """A line of code, with the indented block below it if there is one.
 
-    In `form`, `{0}`, `{1}`, … stand for operands and `{t0}`, `{t1}`, … for the names that it sets.
+    In `form`, `{0}`, `{1}`, … stand for operands and `{t0}`, `{t1}`, … for the names that the line sets.
     """
 
     form: str
@@ -42,7 +42,7 @@ class Declared:
 
 @dataclass(frozen=True)
 class Function:
-    """A function of the model's author. Kinds: "plain", "cell", "module" (a marked module) and "tree" (recursive)."""
+    """A function that the model calls. Kinds: "plain", "cell", "module" (a marked module) and "tree" (recursive)."""
 
     name: str
     kind: str
@@ -65,15 +65,15 @@ class Column:
 
 @dataclass(frozen=True)
 class Program:
-    number: str  # where it comes from: "seed/number"
+    number: str  # "seed/number", from which it was drawn
     columns: tuple[Column, ...]
     body: tuple[Statement, ...]
     result: Statement
     keywords: tuple[tuple[str, str], ...] = ()  # what all examples share by keyword
     declared: tuple[Declared, ...] = ()
     functions: tuple[Function, ...] = ()
-    setup: tuple[Statement, ...] = ()  # once, when all is declared: hooks, modes
-    changes: tuple[tuple[Statement, ...], ...] = ((),)  # before each call
+    setup: tuple[Statement, ...] = ()  # lines that run once, after declarations: hooks, modes
+    changes: tuple[tuple[Statement, ...], ...] = ((),)  # lines that run before each call
     options: tuple[tuple[str, str], ...] = ()  # of edbatch.batch
     around: str = ""
     dtype: str = "float64"
@@ -141,7 +141,7 @@ class Residual(nn.Module):
 
 
 def code_of(program: Program) -> str:
-    """The function `make` and the settings."""
+    """The code of a program: the function `make` and the settings, see `comparing`."""
     options = dict(program.options)
     stack = options.get("stack", "True")
     coarse = any(word in str(program) for word in ("autocast", "bfloat16", "float16", "half()"))
@@ -159,7 +159,7 @@ def code_of(program: Program) -> str:
 
 
 def is_strict(program: Program) -> bool:
-    """Whether the loss reaches all that is computed, so that no gradient may be zero instead of None."""
+    """Whether the loss depends on all that is computed. Then a gradient must not be zero where torch has None."""
     blocks = [program.body, *(f.body for f in program.functions)]
     statements = [inner for block in blocks for s in block for inner in s.all()]
     if program.loss != "all" or any(s.body or "detach" in s.form or "zeros_like" in s.form for s in statements):
@@ -170,7 +170,7 @@ def is_strict(program: Program) -> bool:
 
 
 def is_precise(program: Program) -> bool:
-    """Whether no two calls can be nodes of one type, of which one needs gradients and makes the other need them."""
+    """Whether no two calls can be of one type. Else one call that needs gradients makes the other need them, too."""
     if program.functions or any(s.body for s in program.body):
         return False
     words = [word for s in program.body for word in re.findall(r"[a-z_]{2,}|[-+*/@<>=]", s.form)]
@@ -193,7 +193,7 @@ def lines_of(body: tuple[Statement, ...], prefix: dict[str, str] | None = None) 
 
 
 def function_lines(function: Function) -> list[str]:
-    """The definition of a function of the author's own."""
+    """The lines that define a function."""
     name, arguments = function.name, ", ".join(function.arguments)
     mine = {d.name: f"self.{d.name}" for d in function.owned}
     body = [*lines_of(function.body, mine), "return " + line_of(function.result, mine)]

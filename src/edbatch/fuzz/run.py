@@ -1,4 +1,5 @@
-"""`edbatch fuzz`: runs programs until the time is up, shrinks what fails, writes scripts, and sums up."""
+"""`edbatch fuzz`: runs random programs until the time is up, makes those that fail small, writes them as scripts, and
+prints a summary."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ class Settings:
 
 @dataclass
 class Finding:
-    """A kind of failure: the small program that shows it, and how often it came."""
+    """A kind of failure: the small program that shows it, and how often it occurred."""
 
     program: Program
     outcome: Outcome
@@ -39,7 +40,7 @@ class Finding:
     times: int = 1
 
     def explains(self, program: Program, outcome: Outcome) -> bool:
-        """Whether a failing program fails alike: with the same error, or holding what this one is made of."""
+        """Whether another failing program is of this kind: the same error, or alike and with the small one's lines."""
         if signature(outcome) != signature(self.outcome):
             return False
         return outcome.kind == "error" or set(_lines(self.program)) <= set(_lines(program))
@@ -47,7 +48,7 @@ class Finding:
 
 @dataclass
 class Tally:
-    """What came of all programs."""
+    """How many programs had which outcome."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     refusals: Counter[str] = field(default_factory=Counter)
@@ -108,7 +109,7 @@ def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tal
     if known is None:
         program = shrink(program, outcome, worker.run, settings.seconds_to_shrink)
         again = worker.run(program) if outcome.kind in ("wrong", "error") else outcome
-        outcome = again if again.is_failure else outcome  # which was not seen again
+        outcome = again if again.is_failure else outcome  # else the failure did not occur again
         known = next((f for f in tally.findings if f.explains(program, outcome)), None)
     if known is not None:
         known.times += 1
@@ -121,7 +122,7 @@ def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tal
 
 
 def _lines(program: Program) -> list[str]:
-    """What a program does, without names: forms of its statements, and settings that are not plain."""
+    """The lines of a program without names, and its settings that are not the plain ones."""
     blocks = [program.body, program.setup, *program.changes, *(f.body for f in program.functions)]
     forms = [inner.form for block in blocks for s in block for inner in s.all()]
     return [

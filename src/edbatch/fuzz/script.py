@@ -1,4 +1,4 @@
-"""The script of a finding: the program and the comparison in one file that needs torch and edbatch only."""
+"""The script of a finding: the program and the comparison in one file, which needs only torch and edbatch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if __name__ == "__main__":
 
 
 def script_of(program: Program, outcome: Outcome) -> str:
-    """Ends with exit code 1 while the fault is there."""
+    """The text of a script that ends with exit code 1 as long as the fault is there."""
     told = f"{outcome.kind}: {outcome.message}".replace("\\", "\\\\").replace('"""', "'''")
     head = f'"""Found by edbatch fuzz, program {program.number}:\n\n{told}\n"""\n\n'
     source = inspect.getsource(comparing).split('"""', 2)[2].lstrip("\n")

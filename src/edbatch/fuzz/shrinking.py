@@ -1,4 +1,7 @@
-"""Makes failing programs small: whatever can go while the same kind of failure stays, goes."""
+"""Makes failing programs small: parts are removed as long as the program still fails in the same way.
+
+In: a failing program, and a function that runs one. Out: a smaller program.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ PLAIN_OPTIONS = {"compile": "False", "policy": "'depth'", "stack": "False"}
 
 
 def signature(outcome: Outcome) -> str:
-    """What two outcomes have in common that are of one kind."""
+    """A text that is equal for two outcomes if they are the same kind of failure."""
     if outcome.kind == "error":
         return re.sub(r"\d+|'[^']*'|\[[^]]*\]", "…", outcome.message)[:80]
     if outcome.kind == "wrong":
@@ -51,7 +54,7 @@ def shrink(program: Program, outcome: Outcome, run: Callable[[Program], Outcome]
 
 
 def candidates(program: Program) -> Iterator[Program]:
-    """Smaller programs, those that lose most first."""
+    """Smaller programs; those with most removed come first."""
     for candidate in _candidates(program):
         candidate = pruned(candidate)
         if candidate != program:
@@ -126,7 +129,7 @@ def _without(result: Statement, gone: set[str]) -> Statement | None:
 
 
 def _smaller_blocks(block: Block) -> Iterator[tuple[Block, set[str]]]:
-    """A block with a statement less, and the names that are gone with it and with all that reads them."""
+    """The block without one of its statements and without all that reads its names; and the names that are gone."""
     for i in reversed(range(len(block))):
         statement = block[i]
         before, after = block[:i], block[i + 1 :]
@@ -142,7 +145,7 @@ def _smaller_blocks(block: Block) -> Iterator[tuple[Block, set[str]]]:
 
 
 def _dropped(block: Block, gone: set[str]) -> tuple[Block, set[str]]:
-    """The statements of a block that read none of the names; and all names that are gone then."""
+    """The statements of a block that do not depend on the given names; and all names that are gone then."""
     gone, kept = set(gone), []
     for statement in block:
         if any(gone & set(inner.operands) for inner in statement.all()):
@@ -153,7 +156,7 @@ def _dropped(block: Block, gone: set[str]) -> tuple[Block, set[str]]:
 
 
 def _substituted(program: Program) -> Iterator[Program]:
-    """One of the operands of a statement in the place of its value."""
+    """Programs in which the value of a statement is replaced by one of its operands."""
     for i, statement in enumerate(program.body):
         if len(statement.targets) != 1 or statement.body:
             continue

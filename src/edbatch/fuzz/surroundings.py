@@ -1,17 +1,17 @@
-"""What programs are put together from besides operations: modules, blocks, hooks, changes between calls, options.
+"""What random programs are made of besides operations: modules, blocks, hooks, changes between calls, options.
 
-Rows are written as in `operations.py`; `{M}` is the module, `{p}` a parameter or tensor that examples share.
+Lines are written as in `operations.py`; `{M}` is the module, `{p}` a parameter or tensor that examples share.
 """
 
 from __future__ import annotations
 
-# What is switched off, features and parts of rows, with what happens now.
+# Features and parts of lines that are not drawn -> what would happen.
 EXCLUDED: dict[str, str] = {
     "hardsigmoid": "torch's own derivative is off by 1e-8 where it is vectorised",
     "checkpoints": "of parameters alone: torch's error about the number of saved tensors",
 }
 
-# A constructor, and how the module is called.
+# The constructor of a module, and ways to call it.
 MODULES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("nn.Linear(3, 3)", ("{M}({F})", "{M}({v})", "torch.tanh({M}({v}))", "{M}({M}({v}))", "{M}({f} + {s})")),
     ("nn.Linear(3, 4, bias=False)", ("{M}({F})", "{M}({v})")),
@@ -81,7 +81,7 @@ BLOCKS: dict[str, tuple[str, ...]] = {
     "no grad": ("with torch.no_grad():",),
     "grad again": ("with torch.enable_grad():", "with torch.set_grad_enabled({B}):"),
     "autocast": ("with torch.autocast('cpu', torch.bfloat16):",),
-    # not save_on_cpu: on the CPU it keeps the tensor itself, and torch's gradients are those of what is written later
+    # Not save_on_cpu: on the CPU it keeps the tensor itself, and torch's gradients are wrong if that is written later.
     "saved tensors": ("with torch.autograd.graph.saved_tensors_hooks(torch.clone, torch.clone):",),
     "inference inside": ("with torch.inference_mode():",),
     "branches": ("if {B}:", "if {K} > 1:", "if len({X}) > 2:", "if not {B}:"),
@@ -94,7 +94,7 @@ HOOKS = (
     "{M}.register_forward_hook(lambda module, inputs, result: None)",
     "{M}.register_full_backward_hook(lambda module, inputs, outputs: None)",
     "{p}.register_hook(lambda gradient: gradient * 2)",
-    # torch calls it also where a function that the parameter is an argument of has no gradient for it
+    # torch calls the hook even if the parameter is an argument of a function that has no gradient for it.
     "{p}.register_post_accumulate_grad_hook(lambda p: None if p.grad is None else p.grad.mul_(2) is None or None)",
 )
 

@@ -1,4 +1,4 @@
-"""A process of its own that runs programs, so that a crash or a hang is an outcome like any other."""
+"""Runs programs in a separate process, so that a crash or a hang is an outcome like any other."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ FAILURES = ("wrong", "error", "crash", "hang")
 
 
 class Outcome(NamedTuple):
-    """What became of a program: a kind of `comparing.compare`, or "crash" or "hang"; with the program if it failed and
-    is known: what is generated hangs on what torch computes, which may differ between processes."""
+    """The outcome of a program: a kind of `comparing.compare`, or "crash" or "hang". If it failed, the program comes
+    with it where possible: drawn again in another process, it might differ, since torch's results decide what is drawn.
+    """
 
     kind: str
     message: str
@@ -31,18 +32,18 @@ class Outcome(NamedTuple):
 
 
 def run(program: Program) -> Outcome:
-    """Run a program both ways in this process."""
+    """Run a program in this process, both batched and one by one."""
     namespace: dict[str, Any] = {**vars(comparing), "__name__": "program"}
     exec(code_of(program), namespace)
     return Outcome(*comparing.compare(namespace["make"], namespace["SETTINGS"]))
 
 
 class Worker:
-    """Runs programs in another process, which is started again when it is lost."""
+    """Runs programs in another process, which is started again after a crash or a hang."""
 
     def __init__(self, excluded: frozenset[str], limit: float = 120.0):
         self.excluded = excluded
-        self.limit = limit  # seconds a program may take; it may have to compile kernels
+        self.limit = limit  # seconds that a program may take, compilation of kernels included
         self._process: Any = None
         self._pipe: Connection | None = None
 
@@ -93,9 +94,9 @@ class Worker:
 
 
 def _serve(pipe: Connection) -> None:
-    """Answers requests until the other side is gone."""
+    """Answers requests until the parent process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # messages about compiling
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # stderr: drops messages about compilation
     torch.set_num_threads(1)
     while True:
         try:

@@ -1,7 +1,8 @@
 """Translation with attention: as `lstm_nmt`, but at each target word the decoder looks at all of the source again.
 
-`torch.stack` of the encoder's states gives rows, as many as the source has words. Products with rows, softmax over
-them and sums of them batch across lengths, so sources of all lengths still run together, without padding and masks.
+`torch.stack` of the encoder's states gives as many rows as the source has words. Products with these, softmax over them
+and sums of them run in one batch whatever the number of rows, so that sources of all lengths run together, without
+padding and masks.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edbatch.models.cells.token_lstm import TokenLSTM
 
 
 class ContextLoss(nn.Module):
-    """The loss and the guess of a target word, from the decoder's state and what it saw of the source."""
+    """The loss and the guess of a target word, from the decoder's state and the attended source."""
 
     def __init__(self, dim: int, words: int) -> None:
         super().__init__()
@@ -31,7 +32,7 @@ class ContextLoss(nn.Module):
 
 
 class AttentionTranslator(nn.Module):
-    """A pair has `source`, the source's word ids, and `target`, those of the target with its <s> and </s>."""
+    """A pair has `source`, word ids, and `target`, word ids that begin with <s> and end with </s>."""
 
     def __init__(self, *, source_words: int, target_words: int, dim: int) -> None:
         super().__init__()

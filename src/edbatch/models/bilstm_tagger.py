@@ -17,7 +17,7 @@ from edbatch.models.cells.label_loss import LabelLoss
 
 
 class Step(nn.Module):
-    """One step of an LSTM; the parts of its input are put side by side inside the cell, not as a node before it."""
+    """One step of an LSTM. The parts of its input are concatenated inside the cell, which saves a call before it."""
 
     def __init__(self, inputs: int, dim: int) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Chain(nn.Module):
 
 
 class TagLoss(nn.Module):
-    """The loss and the guess of a word's tag, from the states that the chains of both directions have at the word."""
+    """The loss and the guess of a word's tag, from the states of both chains at the word."""
 
     def __init__(self, dim: int, tags: int) -> None:
         super().__init__()
@@ -58,7 +58,7 @@ class TagLoss(nn.Module):
 
 
 class BiLSTMTagger(nn.Module):
-    """A sentence has `words` and `tags`, as many ints of the one as of the other."""
+    """A sentence has `words` and `tags`, ints, one tag for each word."""
 
     def __init__(self, *, words: int, tags: int, dim: int) -> None:
         super().__init__()

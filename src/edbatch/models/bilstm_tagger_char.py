@@ -1,7 +1,7 @@
 """BiLSTM tagger that spells rare words: as `bilstm_tagger`, but only frequent words have an embedding.
 
-The vector of a rare word is the last states of two LSTMs over its characters, one from either end. Which words are rare
-is a matter of the data, so an ordinary `if` decides; sentences with and without rare words run in the same batches.
+The vector of a rare word is the last states of two LSTMs over its characters, one from either end. Whether a word is
+rare depends on the data; an ordinary `if` decides. Sentences with and without rare words run in the same batches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edbatch.models.cells.token_lstm import TokenLSTM
 
 
 class Spelling(nn.Module):
-    """The last state of an LSTM from a learned initial state along characters."""
+    """An LSTM from a learned initial state along characters; gives its last state."""
 
     def __init__(self, chars: int, dim: int) -> None:
         super().__init__()
@@ -32,7 +32,7 @@ class Spelling(nn.Module):
 
 
 class BiLSTMCharTagger(BiLSTMTagger):
-    """A sentence has `words`, each an int or the tuple of its characters' ids, and as many `tags`, ints."""
+    """A sentence has `words`, each an int or the tuple of its characters' ids, and `tags`, an int for each word."""
 
     def __init__(self, *, words: int, chars: int, tags: int, dim: int) -> None:
         super().__init__(words=words, tags=tags, dim=dim)

@@ -1,7 +1,7 @@
 """LSTM over grids of one, two or three dimensions: each place reads its word and the place before it along every axis.
 
-One cell serves all places. At the border, where there is no place before, it gets a learned initial state: a parameter
-of the model, which costs less than a tensor made on the way.
+All places call the same cell. At the border, where no place is before, it gets a learned initial state: a parameter of
+the model, which costs less than a new tensor for each example.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edbatch.models.cells.label_loss import LabelLoss
 
 
 class PlaceLSTM(nn.Module):
-    """A word id and the states h1, c1, h2, c2, … before it become a state; each one before has a forget gate."""
+    """A word id and the states h1, c1, h2, c2, … of the places before become a state; each place has a forget gate."""
 
     def __init__(self, words: int, dims: int, dim: int) -> None:
         super().__init__()

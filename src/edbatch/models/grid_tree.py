@@ -1,7 +1,7 @@
 """A triangle of states over a sentence: each node reads two neighbours of the row below, and the top is classified.
 
-The two cells are those of `tree_lstm`. A node's state is used twice, so the graph is no tree; nothing in the model
-says so, because lazy values can be used as often as one likes.
+The two cells are those of `tree_lstm`. A node's state is used twice, so the graph is no tree. The model need not say
+so: results of cells can be used as often as one likes.
 """
 
 from __future__ import annotations

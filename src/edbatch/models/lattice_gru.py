@@ -12,13 +12,13 @@ from edbatch.models.cells.label_loss import LabelLoss
 
 
 class TokenGRU(nn.Module):
-    """A token id and the state before it become the state after it; as one cell, one node per token."""
+    """A token id and the state before it become the state after it, in one cell call per token."""
 
     def __init__(self, tokens: int, dim: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(tokens, dim)
         self.gru = nn.GRUCell(dim, dim)
-        nn.init.constant_(self.gru.bias_ih[dim : 2 * dim], -3.0)  # little is kept, or sums would grow along a lattice
+        nn.init.constant_(self.gru.bias_ih[dim : 2 * dim], -3.0)  # keep little, or sums would grow along a lattice
 
     def forward(self, token: Tensor, h: Tensor) -> Tensor:
         after: Tensor = self.gru(self.embedding(token), h)

@@ -1,7 +1,7 @@
 """Lattice LSTM: a lattice of characters and words comes in, the loss and the guess of the tag of every node go out.
 
-Every arc is a step of an LSTM, one for characters and one for words, and a node is the sum of its arcs. Python's `sum`
-over lazy values is one n-ary sum whose type does not depend on the number of arcs: all that are ready run together.
+Every arc is a step of an LSTM (there is one for characters and one for words), and a node's state is the sum over its
+arcs. edbatch runs Python's `sum` as one operation, and sums of different numbers of arcs run in one batch.
 """
 
 from __future__ import annotations
@@ -39,6 +39,6 @@ class LatticeLSTM(nn.Module):
         return torch.stack([loss for loss, _ in outputs]).sum(), torch.stack([guess for _, guess in outputs])
 
     def join(self, steps: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """The state of a node from those at the ends of its arcs."""
+        """The state of a node from the states that its arcs give."""
         hs, cs = zip(*steps, strict=True)
         return sum(hs), sum(cs)

@@ -18,7 +18,7 @@ from edbatch.models.cells.token_lstm import TokenLSTM
 
 
 class LSTMTranslator(nn.Module):
-    """A pair has `source`, the source's word ids, and `target`, those of the target with its <s> and </s>."""
+    """A pair has `source`, word ids, and `target`, word ids that begin with <s> and end with </s>."""
 
     def __init__(self, *, source_words: int, target_words: int, dim: int) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Neural module network: every question brings a program of its own, calls of modules on the question's features.
+"""Neural module network: every question brings its own program, which calls modules on the question's features.
 
-The program is data, so running it is an ordinary recursion. Each module is a type of its own, and few modules are
-ready at a time: what is launched when decides how many batches there are.
+The program is data, so running it is an ordinary recursion. Calls of different modules never run in one batch, and few
+calls of a module are ready at a time, so the order of launches decides how many batches there are.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class ModuleNet(nn.Module):
         return loss, guess
 
     def run(self, program: Any, features: tuple[Tensor, ...]) -> Tensor:
-        """What the program computes from the features."""
+        """The result of the program on the features."""
         value: Tensor
         if hasattr(program, "arguments"):
             arguments = [self.run(argument, features) for argument in program.arguments]

@@ -1,7 +1,7 @@
-"""MV-RNN sentiment: every word and phrase is a vector, what it means, and a matrix, how it changes its neighbour.
+"""MV-RNN sentiment: every word and phrase has a vector, its meaning, and a matrix, by which it changes its neighbour.
 
-A state may be any tuple of tensors: here a node hands a matrix and a vector to its parent. Inside a cell anything
-of torch may stand, such as products with matrices that are themselves results of other nodes.
+A state may be any tuple of tensors: here a node hands a matrix and a vector to its parent. A cell may use any function
+of torch, such as products with matrices that are themselves results of other cells.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class BinaryMV(nn.Module):
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.vector = nn.Linear(2 * dim, dim)
-        self.matrix = nn.Parameter(torch.eye(dim).repeat(1, 2) / 2)  # begins as the mean
+        self.matrix = nn.Parameter(torch.eye(dim).repeat(1, 2) / 2)  # at first, the mean of both
         self.matrix_bias = nn.Parameter(torch.zeros(dim, dim))
 
     def forward(self, m1: Tensor, v1: Tensor, m2: Tensor, v2: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
-"""States that read several earlier ones each: the hardest graphs to batch, since hardly anything recurs.
+"""States that each read several earlier ones: the hardest graphs to batch, since hardly any structure recurs.
 
-As in `lattice_lstm` every arc is a step of one of two LSTMs. A state is the mean of its arcs, because a sum of four
-would grow with every state. `torch.stack(xs).mean(0)` is of one type for any number of arcs, as a sum is.
+As in `lattice_lstm`, every arc is a step of one of two LSTMs. A state is the mean over its arcs, because a sum of four
+would grow with every state. Like sums, `torch.stack(xs).mean(0)` of different numbers of arcs runs in one batch.
 """
 
 from __future__ import annotations
@@ -36,6 +36,6 @@ class RandomDag(nn.Module):
         return torch.stack([loss for loss, _ in outputs]).sum(), torch.stack([guess for _, guess in outputs])
 
     def join(self, steps: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """A state from those at the ends of its arcs."""
+        """A state from the states that its arcs give."""
         hs, cs = zip(*steps, strict=True)
         return torch.stack(hs).mean(0), torch.stack(cs).mean(0)

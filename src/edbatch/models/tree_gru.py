@@ -1,7 +1,7 @@
 """TreeGRU sentiment: as `tree_lstm`, with a GRU at the leaves and one GRU per child at the internal nodes.
 
-Cells may be built from smaller modules: only the outermost one is marked, and a call of it is one node however many
-modules are inside.
+A cell may be built from smaller modules: only the outermost one is marked as a cell, and edbatch batches its calls as
+wholes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class GatedUnit(nn.Module):
 
 
 class BinaryTreeGRU(nn.Module):
-    """The states of two children become the state of their parent, the mean of what passes through their gates."""
+    """The states of two children pass through gates, and their mean is the state of the parent."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

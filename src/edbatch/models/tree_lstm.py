@@ -1,7 +1,7 @@
 """TreeLSTM sentiment: one binary tree comes in, the loss of all its nodes and the guess at its root go out.
 
-Written for ONE tree, with ordinary recursion and no batch dimension. The three cells are the static parts; how they are
-called follows the tree. `edbatch.batch(TreeLSTM(...))` runs many trees at once:
+Written for ONE tree, with ordinary recursion and no batch dimension. The three cells compute the same for every tree;
+which of them is called, and when, follows the tree. `edbatch.batch(TreeLSTM(...))` runs many trees at once:
 
     losses, guesses = edbatch.batch(model)(trees)    # [len(trees)], [len(trees)]
 """

@@ -1,8 +1,9 @@
 """`edbatch learn` and `edbatch policy show`: a workload's name or a saved policy comes in, files and tables go out.
 
-The workload's model is recorded on the first examples of its training data. The mini-batches are told apart by what
-they are for: training is learned from, the held-out ones choose among the machines on the way, the unseen ones only
-judge. Whatever fails or is interrupted leaves no file behind.
+What is learned is a machine, a policy that decides which recorded calls run together. The workload's model is recorded
+on the first examples of its training data. There are three groups of mini-batches: a machine learns from "training",
+"held out" chooses the best of the machines found meanwhile, "unseen" is only for the final comparison. If learning
+fails or is interrupted, no file is left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Groups = dict[str, list[Graph]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What to learn: numbers of mini-batches, how large they are, and how long to learn."""
+    """What to learn from and how: the numbers and the size of mini-batches, and how long to learn."""
 
     workload: str
     graphs: int = 4
@@ -52,7 +53,7 @@ class Settings:
     episodes: int = QLearning.episodes
     data: Path | None = None
     output: Path | None = None
-    hidden: int | None = None  # sizes of values are part of a type's name
+    hidden: int | None = None  # it matters, since sizes of values are part of a type's name
 
     @property
     def folder(self) -> Path:
@@ -80,7 +81,7 @@ def run(settings: Settings, console: Console | None = None) -> None:
 
 
 def mini_batches(settings: Settings) -> Groups:
-    """The mini-batches by what they are for; those that are not wanted are not there."""
+    """The graphs of mini-batches by group; empty groups are left out."""
     numbers = {"training": settings.graphs, "held out": settings.held_out, "unseen": settings.unseen}
     total, size = sum(numbers.values()), settings.batch_size
     workload = find(settings.workload)
@@ -101,7 +102,7 @@ def mini_batches(settings: Settings) -> Groups:
 
 
 def learn(settings: Settings, groups: Groups) -> Fsm:
-    """The machine, with a progress bar while it is learned."""
+    """Learns a machine, with a progress bar."""
     bound = _bound(groups["training"])
     with progress_bar("learning", settings.episodes) as update:
 
@@ -177,7 +178,7 @@ def _contenders(policy: Fsm, groups: Groups) -> dict[str, Policy]:
 
 
 def _new_types(policy: Fsm, groups: Groups) -> list[Hashable]:
-    """Types that neither training nor held-out mini-batches have, each once."""
+    """Types of nodes that the machine has not seen in training or held-out mini-batches, each once."""
     found = [name for graphs in groups.values() for graph in graphs for name in policy.unknown_types(graph)]
     return list(dict.fromkeys(found))
 
@@ -214,7 +215,7 @@ def _unseen_share(schedules: list[Schedule]) -> str:
 
 
 def _record(policy: Fsm) -> dict[str, str]:
-    """How the machine came about, and how good it and the rule alone were; nothing if it does not say."""
+    """How the machine was learned, and how good it was, and its rule without any states; empty if that is unknown."""
     training = policy.training
     if not training.num_graphs:
         return {}

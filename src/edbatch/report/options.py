@@ -1,4 +1,4 @@
-"""What several commands understand by an option."""
+"""Values of options that several commands have: text comes in, an object goes out."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from edbatch.scheduling.schedule import Policy
 
 
 def policy_of(text: str) -> Policy:
-    """A policy by its name, or from the file that it was saved in.
+    """A policy by its name, or from the `.json` file in which it was saved.
 
     >>> policy_of("agenda")
     Agenda()

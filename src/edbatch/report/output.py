@@ -1,4 +1,4 @@
-"""Where results go: lines on the console, progress bars, and files of which there are all or none."""
+"""Where results of commands go: lines on the console, progress bars, and files, which are written all or not at all."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class OutputError(EdbatchError, OSError):
 
 
 def say(console: Console, line: str) -> None:
-    """A line as it is: paths and code can be copied from it."""
+    """Prints a line without wrapping or markup, so that paths and code can be copied from it."""
     console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextmanager
 def progress_bar(description: str, total: int) -> Iterator[Callable[[int, str], None]]:
-    """A progress bar on stderr, if that is a terminal; yields what sets how far it is, with a note."""
+    """A progress bar on stderr, if that is a terminal; yields a function that sets how far it is, with a note."""
     console = Console(stderr=True)
     columns = "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}"
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
@@ -35,7 +35,7 @@ def progress_bar(description: str, total: int) -> Iterator[Callable[[int, str], 
 
 @contextmanager
 def output_folder(folder: Path, names: Iterable[str]) -> Iterator[None]:
-    """A folder that can be written to, made if it is missing, and taken away again if nothing came of it."""
+    """A scope with a folder to write to. If missing, it is made, and removed after an error if it is still empty."""
     missing = [f for f in (folder, *folder.parents) if not f.exists()]
     try:
         try:
@@ -58,7 +58,7 @@ def output_folder(folder: Path, names: Iterable[str]) -> Iterator[None]:
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes | Callable[[Path], object]]) -> None:
-    """Writes all files, each from its bytes or by a function of a path; all are whole before the first is in place."""
+    """Writes all files, each from its bytes or by a function of a path. None is put in place before all are written."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".") as temporary:
         for name, content in contents.items():
             path = Path(temporary) / name

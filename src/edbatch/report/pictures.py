@@ -1,8 +1,9 @@
 """Pictures of a learned machine: an `Fsm` comes in, the bytes of SVG and PNG files go out.
 
-The curve shows how good the machine was while it was learned, and the rule alone beside it; the other picture shows
-what the machine launches in which state, or the rule if it has no states.
-The same machine gives the same bytes: nothing depends on the date, on settings of the user or on what was drawn before.
+A machine is a learned policy: it decides what to launch next by a table of states, or by its rule in states that it
+does not know. One picture, the curve, shows how good the machine was while it learned, beside its rule without any
+states. The other shows what it launches in which state, or the rule if it has no states.
+The same machine gives the same bytes: nothing depends on the date, on settings of the user or on earlier drawings.
 matplotlib is imported when something is drawn.
 """
 
@@ -24,24 +25,24 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SHOWN_STATES = 20
-SIGN_OF = {"lowers": "↓", "longest": "↔", "most": "▲"}  # marks on chips; all are in matplotlib's own font
+SIGN_OF = {"lowers": "↓", "longest": "↔", "most": "▲"}  # signs for the marks of types; matplotlib's own font has them
 
 _DARK, _GREY, _PALE = "#222222", "#707070", "#dddddd"
 _TRAINING, _HELD_OUT = "#1f77b4", "#d95f02"
 
-# Of the picture of a machine, in points.
+# Sizes in the picture of a machine, in points.
 _TEXT, _SMALL, _TITLE = 9.0, 8.0, 11.0
 _MARGIN, _ROW, _CHIP, _PAD, _GAP = 14.0, 23.0, 15.0, 6.0, 5.0
-_READY, _ARROW, _BAR = 430.0, 34.0, 110.0  # the most width for ready types; the arrow; the longest bar
+_READY, _ARROW, _BAR = 430.0, 34.0, 110.0  # widths: at most, of ready types; of the arrow; of the longest bar
 
 
 def draw_curve(policy: Fsm, workload: str) -> dict[str, bytes]:
-    """`svg` and `png`: batches at each evaluation, and of the rule alone, as multiples of the lower bound."""
+    """`svg` and `png`: batches at each evaluation, and those of the rule without states, over the lower bound."""
     return rendered(lambda: _curve(policy, f"{workload}: batches while learning"))
 
 
 def draw_machine(policy: Fsm, workload: str) -> dict[str, bytes]:
-    """`svg` and `png`: the most visited states, a row each, with what is launched there; or the rule in words."""
+    """`svg` and `png`: the most visited states, one per line, with what is launched there; or the rule in words."""
     draw = _machine if policy.num_states else _rule
     return rendered(lambda: draw(policy, f"{workload}: what the machine launches"))
 
@@ -57,7 +58,7 @@ def rendered(draw: Callable[[], Figure]) -> dict[str, bytes]:
 
 @contextmanager
 def _own_settings() -> Iterator[None]:
-    """matplotlib as it comes, whatever the user's style is, and as it was before afterwards."""
+    """A scope in which matplotlib has its default settings, not those of the user."""
     import matplotlib
 
     with matplotlib.rc_context(), warnings.catch_warnings():
@@ -99,7 +100,8 @@ def _curve(policy: Fsm, title: str) -> Figure:
 
 
 class Line(NamedTuple):
-    """Batches of a group at each evaluation, the first of the rule alone. Two groups are seen also if they coincide."""
+    """Batches of a group of mini-batches at each evaluation, the first of which is the rule without states. Styles
+    differ, so that two lines can be seen even if they coincide."""
 
     label: str
     colour: str
@@ -110,7 +112,7 @@ class Line(NamedTuple):
 
 
 def _put_line(axes: Axes, line: Line, episodes: list[int], chosen: int) -> None:
-    """The evaluations, the rule alone, and a ring around the one that was chosen; a legend entry each."""
+    """Draws the evaluations, the rule without states, and a ring around the chosen machine; a legend entry each."""
     multiples = [number / line.bound for number in line.batches]
     said = [f"{counted(n, 'batch', 'batches')}, {m:.2f}×" for n, m in zip(line.batches, multiples, strict=True)]
     look: dict[str, Any] = {"color": line.colour, "markersize": 3.5, "linewidth": 1.4}
@@ -123,7 +125,7 @@ def _put_line(axes: Axes, line: Line, episodes: list[int], chosen: int) -> None:
 
 
 def _fit(axes: Axes, most: float, last_episode: int) -> None:
-    """Limits with room around the points, also if there is one only, or all are on the bound."""
+    """Sets limits with room around the points, even if there is only one, or all are on the lower bound."""
     room = 0.12 * max(most - 1, 0.04)
     axes.set_ylim(1 - room, max(most, 1.04) + room)
     span = max(last_episode, 10)
@@ -132,7 +134,7 @@ def _fit(axes: Axes, most: float, last_episode: int) -> None:
 
 @dataclass(frozen=True)
 class Chip:
-    """A type on its colour; without a colour, plain words."""
+    """A label: the name of a type on its colour, or plain words without a colour."""
 
     text: str
     colour: tuple[float, float, float] | None
@@ -140,7 +142,7 @@ class Chip:
 
 
 def _machine(policy: Fsm, title: str) -> Figure:
-    """Rows of equal height; columns as wide as what is in them."""
+    """The picture of the states: lines of equal height, columns as wide as their contents."""
     states = policy.states()
     shown, total = states[:SHOWN_STATES], max(1, sum(state.visits for state in states))
     colour_of = dict(zip(policy.types, _colours(len(policy.types)), strict=True))
@@ -172,7 +174,7 @@ def _machine(policy: Fsm, title: str) -> Figure:
 
 
 def _rule(policy: Fsm, title: str) -> Figure:
-    """Of a machine without states: lines of text."""
+    """The picture of a machine without states: lines of text."""
     lines = [why_no_states(policy), "", *rule_lines(policy.crowd)]
     width = 1.02 * max(_width(title, _TITLE, "bold"), *(_width(line, _TEXT) for line in lines)) + 2 * _MARGIN
     figure, axes = _canvas(width, 40 + 16 * len(lines) + _MARGIN, title)
@@ -193,7 +195,7 @@ def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
 
 
 def _notes(policy: Fsm, states: list[State], total: int) -> list[str]:
-    """What stands below the states: how many more there are, and what the marks mean."""
+    """The text below the states: how many more there are, and what the marks mean."""
     lines = []
     rest = states[SHOWN_STATES:]
     if rest:
@@ -227,7 +229,7 @@ def _row_width(chips: Sequence[Chip]) -> float:
 
 
 def _width(text: str, size: float, weight: str = "normal") -> float:
-    """Of a line of text, in points."""
+    """The width of a line of text, in points."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -236,7 +238,7 @@ def _width(text: str, size: float, weight: str = "normal") -> float:
 
 
 def _colours(count: int) -> list[tuple[float, float, float]]:
-    """Light enough for dark text; neighbours differ in hue, by the golden section, and in lightness."""
+    """Colours that are light enough for dark text; neighbours differ in hue (by the golden section) and lightness."""
     return [colorsys.hls_to_rgb((0.58 + 0.618034 * i) % 1, (0.80, 0.73)[i % 2], 0.65) for i in range(count)]
 
 
@@ -245,7 +247,7 @@ def _write(axes: Axes, x: float, y: float, text: str, size: float, colour: str =
 
 
 def _put_chips(axes: Axes, x: float, y: float, chips: Sequence[Chip]) -> float:
-    """Draws them from x on and returns where the last one ends."""
+    """Draws chips from x on and returns where the last one ends."""
     from matplotlib.patches import FancyBboxPatch
 
     for chip in chips:

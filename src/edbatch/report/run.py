@@ -1,4 +1,7 @@
-"""`edbatch run`: a workload's name comes in, what inference on its examples took and how it was batched goes out."""
+"""`edbatch run`: inference with a workload's model (a model and data of `edbatch.workloads`).
+
+In: a workload's name and options. Out: how long it took, how it was batched, and how many guesses were right.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from edbatch.workloads.registry import Workload, find
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; None means: as in the checkpoint, or as usual."""
+    """The options of the command; None means the value of the checkpoint, or the default."""
 
     workload: str
     batches: int | None = None
@@ -79,7 +82,7 @@ class Totals:
 
 
 def run(options: Options, console: Console | None = None) -> None:
-    """Inference on the examples to test on, mini-batch by mini-batch."""
+    """Inference on the test examples, mini-batch by mini-batch."""
     console = console or Console()
     _check_output(options.output)
     workload = find(options.workload)
@@ -105,7 +108,7 @@ def run(options: Options, console: Console | None = None) -> None:
 
 
 def _say_known(console: Console, options: Options, totals: Totals) -> None:
-    """How much of a saved policy was of use."""
+    """Prints how many types of nodes a saved policy knows."""
     if options.policy and options.policy.endswith(".json"):
         known = totals.types & set(map(str, load_policy(options.policy).types))
         note = "" if len(known) == len(totals.types) else "; the others were learned anew"
@@ -118,7 +121,7 @@ def _infer(batched: Batched, workload: Workload, examples: Sequence[Any], size: 
     batched.eval()
     with torch.inference_mode(), progress_bar("inference", len(begins)) as update:
         batched(examples[:size])  # captures and compiles
-        gc.collect()  # so that no collection of what that left falls into the times
+        gc.collect()  # so that garbage of the first call is not collected while the clock runs
         gc.freeze()
         for number, begin in enumerate(begins, start=1):
             some = examples[begin : begin + size]
@@ -146,7 +149,7 @@ def _checkpoint(options: Options) -> Checkpoint | None:
 
 
 def _policy(options: Options) -> Policy:
-    """The one asked for, else the one of the checkpoint."""
+    """The policy of the options, else that of the checkpoint."""
     saved = options.checkpoint / POLICY if options.checkpoint else None
     return policy_of(options.policy or (str(saved) if saved and saved.is_file() else "learned"))
 

@@ -1,6 +1,7 @@
-"""`edbatch train`: options come in, a trained model, its policy and a picture of how it went come out as files.
+"""`edbatch train`: trains a workload's model. Options come in; a checkpoint, the policy and a picture of the losses go
+out as files.
 
-Ctrl-C finishes the step and saves; `--resume` goes on from there with the same losses as if nothing had happened.
+Ctrl-C finishes the step and saves; `--resume` goes on from there, with the same losses as without the interruption.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from edbatch.workloads.registry import find
 from edbatch.workloads.training import Trainer
 
 FILES = (checkpoints.FILE, POLICY, "training.svg", "training.png")
-GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit", "policy")  # what a checkpoint does not change
+GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit", "policy")  # must be those of the checkpoint
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line says; None means: as in the checkpoint, or as is usual for the workload."""
+    """The options of the command; None means the value of the checkpoint, or the default of the workload."""
 
     workload: str
     epochs: int | None = None
@@ -80,7 +81,7 @@ def _train(trainer: Trainer, options: Options, console: Console) -> None:
         while len(trainer.progress.epochs) < trainer.settings.epochs:
             if not _steps(trainer, options, console, interrupts):
                 _save(trainer, options.folder)
-                trainer.ranks.wait()  # one that left would have the others stopped, while rank 0 may still be saving
+                trainer.ranks.wait()  # torchrun stops all when one ends, and rank 0 may still be saving
                 say(console, f"Stopped and saved; go on by:\n  {_command(options)}")
                 raise KeyboardInterrupt("saved")
             epoch = trainer.end_epoch()
@@ -89,7 +90,7 @@ def _train(trainer: Trainer, options: Options, console: Console) -> None:
 
 
 def _steps(trainer: Trainer, options: Options, console: Console, interrupts: Interrupts) -> bool:
-    """The rest of the epoch, with a progress bar; whether it came to its end."""
+    """Runs the rest of the epoch, with a progress bar; returns whether it was completed."""
     columns = (
         "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}", TimeRemainingColumn(),
     )  # fmt: skip
@@ -111,7 +112,7 @@ def _show(bar: Progress, task: TaskID, trainer: Trainer, num_steps: int) -> None
 
 
 def _checkpoint(options: Options) -> Checkpoint | None:
-    """What to go on from; a folder with a checkpoint is never overwritten by another training."""
+    """The checkpoint to go on from, if any. A new training does not overwrite a folder that has a checkpoint."""
     if options.resume:
         return checkpoints.load(options.folder)
     if checkpoints.exists(options.folder):
@@ -142,7 +143,7 @@ def _settings(options: Options, before: Checkpoint | None) -> Settings:
 
 
 def _policy(settings: Settings, options: Options) -> Policy:
-    """The policy that was asked for; a learned one goes on with what it learned before."""
+    """The policy of the settings; a learned one continues with what it has learned before."""
     saved = options.folder / POLICY
     is_learned = settings.policy == Learned.name or settings.policy.endswith(".json")
     return policy_of(str(saved) if options.resume and is_learned and saved.is_file() else settings.policy)
@@ -195,7 +196,7 @@ def _ending(trainer: Trainer, options: Options) -> list[str]:
 
 
 def _one_by_one(trainer: Trainer, num_examples: int) -> str:
-    """Seconds of an epoch beside those of one-by-one training, estimated from a sample of the same examples."""
+    """A line with the seconds of an epoch, and those of training one by one, estimated from some of the examples."""
     train = trainer.corpus.train
     sample = Random(0).sample(train, min(num_examples, len(train)))
     theirs = OneByOne(trainer.model).seconds_per_example(sample) * len(train)

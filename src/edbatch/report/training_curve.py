@@ -1,4 +1,4 @@
-"""How training went, as a picture: epochs come in, the bytes of SVG and PNG files go out."""
+"""A picture of losses and accuracies during training: epochs come in, the bytes of SVG and PNG files go out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A learned machine in words: what tables, pictures and messages say about it."""
+"""A learned machine (a policy with a table of states) in words, for tables, pictures and messages."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Hashable
 
 from edbatch.scheduling.fsm import MARK_NAMES, Fsm
 
-NAME_LENGTH = 22  # of a type; longer names are cut
+NAME_LENGTH = 22  # characters; longer names of types are shortened
 MEANING_OF = {
     "lowers": "launching it lowers the lower bound of what remains",
     "longest": "it has the ready node with the longest way to go",
@@ -21,7 +21,7 @@ SEEN_BY = {
 
 
 def marks_of(encoding: str) -> list[str]:
-    """The marks that a state of this encoding may have.
+    """The marks that types may have in a state of this encoding.
 
     >>> marks_of("signs")
     ['lowers', 'longest']
@@ -41,7 +41,7 @@ def shortened(name: Hashable, length: int = NAME_LENGTH) -> str:
 
 
 def counted(number: int, noun: str, plural: str | None = None) -> str:
-    """A number of things.
+    """A number and its noun, singular or plural.
 
     >>> counted(1, "state"), counted(2_000, "batch", "batches")
     ('1 state', '2,000 batches')
@@ -50,7 +50,7 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def why_no_states(policy: Fsm) -> str:
-    """Why the rule alone decides in a machine without states."""
+    """Why a machine has no states, so that its rule always decides."""
     training = policy.training
     if training.chosen or len(training.curve) < 2:
         return "The rule alone decides, because no state was learned."
@@ -59,7 +59,7 @@ def why_no_states(policy: Fsm) -> str:
 
 
 def rule_lines(crowd: float) -> list[str]:
-    """What the rule launches."""
+    """Lines that say what the rule launches."""
     lines = [
         "The rule launches the ready type with the largest sum of",
         "•  1, if launching it lowers the lower bound of what remains",

@@ -1,4 +1,4 @@
-"""`edbatch workloads`: what there is to run and to train, as a table."""
+"""`edbatch workloads`: prints a table of the models that can be run and trained."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
     table.columns[0].no_wrap = True
     for number in (3, 4):
         table.columns[number].justify = "right"
-    loaded: dict[Any, Corpus] = {}  # several workloads read the same data, which is what takes time here
+    loaded: dict[Any, Corpus] = {}  # several workloads read the same data, and reading takes time
     with progress_bar("reading", len(WORKLOADS)) as update:
         for number, workload in enumerate(WORKLOADS.values()):
             update(number, workload.name)
@@ -42,10 +42,10 @@ def run(data: Path | None = None, console: Console | None = None) -> None:
 
 def _num_parameters(workload: Workload, data: Path | None, loaded: dict[Any, Corpus]) -> str:
     if workload.corpus not in loaded:
-        limit = 1 if workload.data == GENERATED else None  # sizes of models depend on examples of other data only
+        limit = 1 if workload.data == GENERATED else None  # only real data decides on sizes of models
         try:
             loaded[workload.corpus] = workload.load(data, limit=limit)
         except DatasetError:
             return "no data"
-    model = workload.make(loaded[workload.corpus])  # not on "meta", for which torch imports its compiler
+    model = workload.make(loaded[workload.corpus])  # not on device "meta", for which torch imports its compiler
     return f"{sum(parameter.numel() for parameter in model.parameters()):,}"

@@ -1,4 +1,8 @@
-"""Memory of a mini-batch: arenas leased from a pool, because fresh memory costs more than the copies into it."""
+"""Memory of a mini-batch, reused from call to call, because fresh memory costs more than the copies into it.
+
+In: sizes and specs. Out: tensors and addresses. A mini-batch takes its memory (among others the arenas, each for all
+values of one spec) by a `Lease` from a `Pool`, which gets it back at the end.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,12 @@ from edbatch.spec import Spec
 from edbatch.torch_insides.modes import InferenceMode, num_dispatch_modes
 from edbatch.torch_state.surroundings import Made, inside
 
-ALIGNMENT = 64  # bytes, of every tensor
+ALIGNMENT = 64  # bytes: where every tensor begins
 CPU = torch.device("cpu")
 
 
 def _round_up(size: int) -> int:
-    """A size at most an eighth larger, so that mini-batches of similar size share buffers."""
+    """A size at most an eighth larger, so that mini-batches of similar size can reuse each other's buffers."""
     step = 1 << max(size.bit_length() - 4, 9)
     return -(-size // step) * step
 
@@ -29,8 +33,8 @@ class Pool:
 
     def __init__(self) -> None:
         self._free: dict[torch.device, list[torch.Tensor]] = {}
-        self._lock = threading.RLock()  # a collection of garbage inside may return buffers
-        self._largest = 0  # bytes that one mini-batch has returned
+        self._lock = threading.RLock()  # reentrant: garbage collection inside may return buffers
+        self._largest = 0  # the most bytes that came back at once
         self.expected: dict[tuple[str, torch.device], int] = {}  # bytes that a purpose took in the last mini-batch
 
     def take(self, size: int, device: torch.device) -> torch.Tensor:
@@ -40,7 +44,7 @@ class Pool:
         if found is not None:
             return found
         make = partial(torch.empty, dtype=torch.uint8, device=device)
-        return inside((Made(InferenceMode, False),), make, size)  # else it could not be written outside that mode
+        return inside((Made(InferenceMode, False),), make, size)  # else it would be an inference tensor
 
     def _find(self, size: int, device: torch.device) -> torch.Tensor | None:
         free = self._free.get(device, [])
@@ -48,7 +52,7 @@ class Pool:
         return free.pop(at) if at < len(free) and free[at].numel() <= 2 * size else None
 
     def give(self, buffers: list[torch.Tensor]) -> None:
-        """Take buffers back; at most twice what the largest mini-batch needed is kept, the larger buffers first."""
+        """Take buffers back. At most twice what the largest mini-batch needed is kept; small ones are dropped first."""
         inside((self._lock,), self._take_back, buffers)
 
     def _take_back(self, buffers: list[torch.Tensor]) -> None:
@@ -65,7 +69,7 @@ class Pool:
 
 
 class Lease:
-    """The memory that one mini-batch needs for one purpose: tensors one behind the other in few buffers of the pool.
+    """The memory that one mini-batch takes for one purpose: tensors one after the other in few buffers of the pool.
 
     The buffers return to the pool by `release`, or when nothing refers to the lease any more.
     """
@@ -74,7 +78,7 @@ class Lease:
         self.pool, self._purpose = pool, purpose
         self._buffers: list[Buffer] = []
         self._open: dict[torch.device, Buffer] = {}
-        # Under a dispatch mode (fake tensors) memory is not ours to keep.
+        # Memory that was made under a dispatch mode may be fake tensors and must not go into the pool.
         self._pooled = num_dispatch_modes() == 0
         self.num_bytes = 0
 
@@ -83,7 +87,7 @@ class Lease:
         return self.reserve(spec, rows).tensor()
 
     def reserve(self, spec: Spec, rows: int) -> Part:
-        """The same, but the tensor is only made when it is asked for: often its address is enough."""
+        """Memory for that tensor, which is made only on demand: often the address is enough."""
         buffer, begin = self.cut(spec.device, rows * _strides(spec.shape)[0] * spec.dtype.itemsize)
         return Part(buffer, begin, spec, rows)
 
@@ -108,7 +112,7 @@ class Lease:
         return buffer.tensor(begin, spec.shape[0], spec.shape[1:], spec.dtype)
 
     def _add(self, device: torch.device, size: int) -> Buffer:
-        """The next buffer. The first has room for as much as the last mini-batch took, so mostly it is the only one."""
+        """The next buffer. The first is as large as all that the last mini-batch took, so mostly it is the only one."""
         if self._pooled:
             expected = 0 if device in self._open else self.pool.expected.get((self._purpose, device), 0)
             buffer = Buffer(self.pool.take(max(size, expected), device))
@@ -131,7 +135,8 @@ class Lease:
 
 
 class _Holding(Lease):
-    """A lease with buffers. Only those return them when they are forgotten: `__del__` would swallow a Ctrl-C."""
+    """A lease that holds buffers, and returns them when it is garbage. Other leases have no `__del__`, because a Ctrl-C
+    in one is swallowed."""
 
     def __del__(self) -> None:
         self.release()
@@ -156,13 +161,13 @@ class Buffer:
         return begin
 
     def of(self, dtype: torch.dtype) -> torch.Tensor:
-        """All of it, as elements of a dtype."""
+        """The whole buffer as elements of a dtype."""
         if dtype not in self._as_dtype:
             self._as_dtype[dtype] = self.memory.view(dtype)
         return self._as_dtype[dtype]
 
     def tensor(self, begin: int, rows: int, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """A tensor [rows, *shape] that begins at a byte."""
+        """A tensor [rows, *shape] that begins at byte `begin`."""
         return self.of(dtype).as_strided((rows, *shape), _strides(shape), begin // dtype.itemsize)
 
 

@@ -1,6 +1,7 @@
-"""What a program is bound to: the memory of one type of node in a mini-batch, and where its batches lie.
+"""The memory that a program is bound to: that of one type of node in one mini-batch, and where its batches lie in it.
 
-Programs of torch ops ask for tensors of a batch, fused ones for addresses of all batches.
+In: an `Execution` and a type (all recorded calls that the same kernel computes). Out: a `Binding`, which programs ask:
+those made of torch ops for the tensors of a batch, fused ones for addresses that serve all batches.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Binding:
     """The memory of type `t`. Batch b has `sizes[b]` rows, from row `own[b]` of the type's own buffers (outs, saved,
     deferred, out_grads).
 
-    head: what the arguments of every kernel begin with. starts: the address of the numbers that say where the rows of
-    each operand of the first batch begin in the index. ways: of those that say whether its gradients are added or
-    stored.
+    head: the first arguments of every kernel, see `kernel_text.FIRST_ARGUMENTS`.
+    starts: the address of the first batch's numbers that say, for each operand, where its rows begin in the index.
+    ways: the address of its numbers that say, for each operand, whether gradients are added or stored.
     """
 
     ways: int
@@ -52,7 +53,7 @@ class Binding:
     def with_gradients(
         self, arenas: list[Tensor | None], ways: np.ndarray, deferred: list[Tensor], sums: dict[Any, Any]
     ) -> Binding:
-        """For backward: the arenas of gradients, how they are written, and where what waits for the end goes."""
+        """For backward: the arenas of gradients, how these are written, and buffers for what `finish` reads."""
         self._gradients, self.ways, self._deferred, self.sums = arenas, ways.ctypes.data, deferred, sums
         return self
 
@@ -67,7 +68,7 @@ class Binding:
     # ---- tensors of a batch
 
     def operands(self, b: int, read: Mask | None = None) -> list[Any]:
-        """What a batch reads; None for operands that are not to be read."""
+        """The operands of a batch, as tensors; None for those that the mask `read` leaves out."""
         execution = self._execution
         slots = range(len(execution.types[self._type].slots))
         return [
@@ -86,15 +87,15 @@ class Binding:
         return [view if need else None for view, need in zip(views, needs.outs[self._type], strict=True)]
 
     def saved(self, b: int) -> list[Tensor]:
-        """What forward keeps of a batch for backward."""
+        """What forward keeps for backward, for the rows of a batch."""
         return self._ranges(self._execution.saved[self._type], b)
 
     def deferred(self, b: int) -> list[Tensor]:
-        """What backward keeps of a batch for the end."""
+        """What backward keeps for the end of the mini-batch, for the rows of a batch."""
         return self._ranges(self._deferred, b)
 
     def add_gradient(self, b: int, slot: int, gradient: Tensor) -> None:
-        """Add the gradient of a batch's operand to the rows it was read from."""
+        """Add the gradient of a batch's operand to the gradients of the rows that it was read from."""
         self._execution.operands.add_gradient(self._gradients, b, slot, gradient)
 
     def _views(self, arenas: Sequence[Tensor | None], b: int) -> list[Any]:
@@ -125,7 +126,7 @@ class Binding:
         return whole[first : first + execution.type_sizes[t]]
 
     def address(self, group: str, number: int) -> int:
-        """Its address, for which no tensor is made if there is none."""
+        """The address of that buffer; no tensor is made only for this."""
         execution, t = self._execution, self._type
         if group in ("saved", "deferred"):
             return self.tensor(group, number).data_ptr()
@@ -135,16 +136,16 @@ class Binding:
         return whole + execution.base[output.number] * output.row_bytes
 
     def numbers(self, slot: int) -> int:
-        """The address of an operand that is one whole number a row, of all batches."""
+        """The address of an operand that is an integer per row, for all batches."""
         first = self._execution.operands.batch_types.index(self._type)
         return self.head[2] + 8 * int(self._execution.plan.layout.slot_begin[first, slot])
 
     def arena(self, slot: int) -> int:
-        """The address of the arena that an operand's rows lie in."""
+        """The address of the arena (memory of all values of one spec) that an operand's rows lie in."""
         return self._execution.addresses[self._arena_of[slot]]
 
     def gradient(self, slot: int) -> int:
-        """The address of the arena of the gradients of an operand's rows."""
+        """The address of the arena with the gradients of an operand's rows."""
         return self._gradient_arena(self._arena_of[slot]).data_ptr()
 
     def _gradient_arena(self, number: int) -> Tensor:
@@ -153,7 +154,7 @@ class Binding:
         return found
 
     def shared(self, number: int) -> int:
-        """The address of a shared value with its elements in order."""
+        """The address of a shared value, made contiguous."""
         value: Shared = self.pro[number].contiguous()
         self._held.append(value)
         return value.data_ptr()
@@ -170,9 +171,9 @@ class Binding:
         return buffer.tensor(begin, self._execution.largest[self._type], shape, dtype)
 
     def reader(self, slot: int) -> Callable[[int], Tensor]:
-        """A function that gives a batch's operand as a tensor.
+        """A function that returns a batch's operand as a tensor.
 
-        In training an operand that is read again at the end, for the gradients of weights, is kept from now on.
+        In training, an operand that is read again at the end, for the gradients of weights, is kept when it is read.
         """
         execution, t = self._execution, self._type
         kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
@@ -198,7 +199,7 @@ class Binding:
         return read
 
     def rows(self, slot: int) -> tuple[int, ...]:
-        """The same for products that run without torch: the first fields of `Product` in `_blas.c`."""
+        """An operand for products that run without torch: the first fields of `Product` in `_blas.c`."""
         kept = self._kept(slot)
         if kept is not None:
             return 1, kept.data_ptr(), 0, 0, 0, 0
@@ -207,11 +208,11 @@ class Binding:
         return 2, self.arena(slot), self.starts + 8 * slot, first, buffer.address, keep
 
     def _kept(self, slot: int) -> Tensor | None:
-        """The rows of an operand that forward has kept, of all batches."""
+        """The rows of an operand for all batches, if forward has kept them."""
         return None if slot in self._buffers else self._execution.kept[self._type].get(slot)
 
     def _buffer(self, slot: int) -> tuple[Part, bool]:
-        """Memory for the gathered rows of an operand; whether it is for all batches, to be kept."""
+        """Memory for the gathered rows of an operand; whether it is kept, and so for all batches instead of for one."""
         if slot not in self._buffers:
             execution, t = self._execution, self._type
             kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
@@ -228,8 +229,8 @@ class Binding:
         return self._buffers[slot]
 
     def weights(self, whole: Shared, num_blocks: int) -> tuple[int, int, int, bool]:
-        """Of a shared matrix or a list of them, each parted into blocks of columns: address, how far one block is from
-        the next, stride of a matrix, and whether it is transposed."""
+        """A shared matrix, or a list of them, each divided into blocks of columns: its address, the distance from one
+        block to the next, the stride of a matrix, and whether it is transposed."""
         *_, length, columns = whole.shape
         *steps, row, column = whole.stride()
         width = columns // num_blocks
@@ -245,7 +246,7 @@ class Binding:
         return blocks.data_ptr(), length * width, width, False
 
     def matrix(self, whole: Shared, column: int) -> tuple[int, int, bool]:
-        """Of a shared matrix from a column on: address, stride, and whether it is transposed."""
+        """A shared matrix from a column on: its address, its stride, and whether it is transposed."""
         address, _, stride, is_transposed = self.weights(whole.narrow(1, column, whole.shape[1] - column), 1)
         return address, stride, is_transposed
 
@@ -261,18 +262,18 @@ class Binding:
         return write
 
     def copier(self) -> Launch:
-        """The launches of a type that writes its only operand, rows of floats: a stack or a sum of values."""
+        """The launch function of a type that copies its only operand, rows of floats: a stack or a sum of values."""
         total, given = self._total(0, self.address("outs", 0), is_own=True)
         p = given.buffer_info()[0]
         return lambda b, memory=(self, given): total(b, p)  # type: ignore[misc]
 
     def copier_back(self) -> Launch:
-        """The same backwards."""
+        """The launch function of its backward."""
         add, gradients, own, sizes = self.adder(0), self.tensor("out_grads", 0), self.own, self.sizes
         return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
 
     def _total(self, slot: int, target: int, *, is_own: bool) -> tuple[Callable[[int, int], None], array[int]]:
-        """The kernel that writes an operand, and its arguments."""
+        """The kernel that writes an operand to an address, and its arguments."""
         node_type, layout = self._execution.types[self._type], self._execution.plan.layout
         kind, spec = node_type.slots[slot], node_type.slot_specs[slot]
         assert spec is not None
@@ -284,7 +285,7 @@ class Binding:
         return row_kernels(spec.dtype).total, array("q", given)
 
     def adder(self, slot: int) -> Callable[[int, Tensor], None]:
-        """A function that adds the gradient of a batch's operand to the rows it was read from."""
+        """A function that adds the gradient of a batch's operand to the gradients of the rows it was read from."""
         execution, t = self._execution, self._type
         kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
         operands, gradients = execution.operands, self._gradients
@@ -313,5 +314,5 @@ def reading(kind: Slot) -> Read:
 
 
 def is_taken(kind: Slot) -> bool:
-    """Whether an operand is read as a tensor before a kernel runs: sums of rows, and numbers."""
+    """Whether an operand is made before a kernel runs, as sums of rows and numbers are, and not read in place."""
     return kind >= Slot.SUM

@@ -1,6 +1,6 @@
-"""What plans and needs promise to those who run them, found out again in plain Python and numpy.
+"""Checks for tests: what `Plan` and `Needs` promise is computed again, slowly, in plain Python and numpy.
 
-In: a `Plan` or `Needs`, and what they were made of. Out: nothing, or an error that names the first thing at fault.
+In: a `Plan` or `Needs`, and what they were made of. Out: nothing, or an error that names the first fault.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Bools = NDArray[np.bool_]
 
 
 def check_plan(plan: Plan) -> None:
-    """Raise an error unless all parts of a plan are right, and are of one mini-batch; see `Plan.check`."""
+    """Raise an error unless all parts of a plan are right and belong to one mini-batch; see `Plan.check`."""
     recording, graph, schedule = plan.recording, plan.graph, plan.schedule
     recording.check()
     graph.check()
@@ -36,7 +36,7 @@ def check_plan(plan: Plan) -> None:
 
 
 def check_needs(needs: Needs, recording: Recording, results: Results) -> None:
-    """Raise an AssertionError unless needs are those of a recording and its results; see `Needs.check`."""
+    """Raise an AssertionError unless these are the needs of the recording and its results; see `Needs.check`."""
     types, table = recording.node_types, recording.table
     for name, masks, counts in (
         ("rows", needs.rows, [len(t.slots) for t in types]),
@@ -67,7 +67,7 @@ def check_needs(needs: Needs, recording: Recording, results: Results) -> None:
 
 
 def _feeds(recording: Recording, reads: Reads) -> tuple[Bools, Bools]:
-    """Which outputs feed each slot, and which slots a tensor from outside feeds that needs a gradient."""
+    """Which outputs each slot reads, and which slots read a tensor of an example that needs a gradient."""
     table, value = recording.table, reads.value
     outside = np.array([t.requires_grad for t in recording.outside], dtype=np.bool_)
     by_output = np.zeros((len(table.kinds), len(table.output_arenas)), dtype=np.bool_)
@@ -79,7 +79,7 @@ def _feeds(recording: Recording, reads: Reads) -> tuple[Bools, Bools]:
 
 
 def _reached(recording: Recording, needs: Needs, by_output: Bools, slots: Bools, results: Results) -> Bools:
-    """The outputs that gradients of results reach: step by step from those, through the slots of their types."""
+    """The outputs that gradients of results reach, step by step, through the slots of their types."""
     table = recording.table
     found = np.zeros(len(needs.differentiable), dtype=np.bool_)
     for group in results.groups:

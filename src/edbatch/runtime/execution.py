@@ -1,4 +1,8 @@
-"""Running a planned mini-batch: batch after batch, operands read from arenas, results written into them."""
+"""Runs a mini-batch forward: batch after batch, each reads its operands from arenas and writes its results into them.
+
+In: a `Plan` and the compiled programs of its types. Out: an `Execution`, which has the values and all that backward
+needs. An arena is the memory of all values of one spec.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +34,7 @@ PLAIN = (Tensor, torch.nn.Parameter)
 
 
 class Execution:
-    """One run of a plan: its arenas, and in training what backward will need."""
+    """One run of a plan: its arenas and, in training, what backward will need."""
 
     def __init__(self, plan: Plan, pool: Pool, needs: Needs | None, compiled: Compiled):
         self.plan = plan
@@ -49,7 +53,7 @@ class Execution:
         self.programs = compiled.programs
         self.prologues: list[Any] = [None] * len(self.types)
         self.saved: list[list[Tensor]] = [[] for _ in self.types]
-        self.kept: list[dict[int, Tensor]] = [{} for _ in self.types]  # operands of all batches, by slot, for the end
+        self.kept: list[dict[int, Tensor]] = [{} for _ in self.types]  # operands that backward's end reads, by slot
 
     @cached_property
     def arenas(self) -> list[Tensor]:
@@ -57,12 +61,12 @@ class Execution:
 
     @cached_property
     def addresses(self) -> list[int]:
-        """Of the arenas; generated code needs no more."""
+        """The addresses of the arenas, which is all that generated code needs of them."""
         return [part.address for part in self._parts]
 
     @cached_property
     def head(self) -> tuple[int, int, int, int]:
-        """What the arguments of every kernel begin with, see `kernel_text.FIRST_ARGUMENTS`."""
+        """The first arguments of every kernel, see `kernel_text.FIRST_ARGUMENTS`."""
         layout = self.plan.layout
         return *layout.addresses[:3], layout.slot_begin.shape[1]
 
@@ -75,7 +79,7 @@ class Execution:
         return as_list(self.plan.layout.own)
 
     def check_memory(self) -> None:
-        """Kernels read addresses: what shared tensors describe must be there."""
+        """Raises if a shared tensor has less memory than its shape needs: kernels read addresses without a check."""
         for tensor in {id(t): t for node_type in self.types for t in node_type.shared}.values():
             if type(tensor) not in PLAIN and hasattr(tensor, "fake_mode") and tensor.device.type == "cpu":
                 raise BatchError(
@@ -112,7 +116,7 @@ class Execution:
         scratch.release()
 
     def _where(self, batch: int, t: int) -> str:
-        """Which cell failed while running, and for the numbers it was given the examples with the extreme ones."""
+        """For an error's note: which cell failed, in which examples, and the extreme numbers that it was given."""
         schedule, starts = self.plan.schedule, self.plan.recording.starts
         nodes = schedule.order[schedule.starts[batch] : schedule.starts[batch + 1]]
         example = np.searchsorted(starts, nodes, side="right") - 1
@@ -128,7 +132,7 @@ class Execution:
         return text
 
     def _take_outside(self) -> None:
-        """Copy the inputs from outside into the first rows of their arenas."""
+        """Copy the tensors that examples bring with them into the first rows of their arenas."""
         inputs: dict[Spec, list[Tensor]] = {}
         recording = self.plan.recording
         if not recording.outside:
@@ -148,12 +152,12 @@ class Execution:
         ]
 
     def gather(self, group: Group) -> Tensor:
-        """The rows of a group of results, in fresh memory."""
+        """The rows of a group of results, in new memory."""
         part, rows = self._parts[self.plan.recording.arena_of[group.spec]], self.plan.group_rows(group)
         spec = group.spec
         if (
             self.compiled.is_on and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE
-        ):  # torch takes far longer
+        ):  # torch would take far longer
             found = spec.empty(len(rows))
             copy = copy_rows(spec.dtype.itemsize)
             address = rows.__array_interface__["data"][0]  # `rows.ctypes` takes four times as long

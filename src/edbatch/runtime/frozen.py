@@ -1,8 +1,8 @@
-"""`edbatch.frozen`: weights that do not change for a while, so that what is made of them is made once.
+"""`edbatch.frozen`: a scope in which weights do not change, so that what is computed from them is computed once.
 
-Products of a cell that share an operand run as one, with their weights stacked. Weights are stacked anew in every call,
-because nothing tells reliably that they changed: fused optimizers and edits of `.data` raise no version counter. While
-a model serves nothing changes, and a scope says so.
+In: a model. Out: a context manager. Matrix products of a cell that share an operand run as one, with stacked weights.
+Else weights are stacked in every call, because nothing reliably shows whether they have changed: fused optimizers and
+edits of `.data` raise no version counter. While a model serves, nothing changes; the user says so by this scope.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from edbatch.torch_state.surroundings import Scope
 
 @dataclass(frozen=True)
 class _Scope:
-    """The frozen tensors by identity, and what was made of them: (form, its shared tensors) -> (form, prologue)."""
+    """The frozen tensors by identity, and what was computed from them: (form, its shared tensors) -> (form, result)."""
 
     members: dict[int, Tensor]
     versions: list[int]
-    outer: _Scope | None  # the scope that this one is in
+    outer: _Scope | None  # the scope around this one
     made: dict[tuple[int, ...], tuple[Form, Any]] = field(default_factory=dict)
 
     @staticmethod
@@ -67,9 +67,10 @@ def frozen(model: nn.Module) -> AbstractContextManager[nn.Module, None]:
 
 
 def prologue(form: Form, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:
-    """What a form makes of its shared tensors; made once in a scope in which all of them are frozen.
+    """What a form (a kernel as it runs here) computes from its shared tensors, such as stacked weights; computed once
+    in a scope in which all of them are frozen.
 
-    Else it lies in the memory of the mini-batch: fresh memory costs more than stacking.
+    Outside a scope it lies in memory of the mini-batch, since fresh memory costs more than stacking.
     """
     scope = _scope.get() if form.is_pure else None
     while scope is not None and not all(id(t) in scope.members for t in shared):

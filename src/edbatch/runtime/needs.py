@@ -1,4 +1,8 @@
-"""What needs a gradient: a fixpoint over types, since whether a value needs one depends on what feeds it."""
+"""What needs a gradient: which operands, shared tensors and outputs of every type of node take part in backward.
+
+In: a `Recording` and its results. Out: `Needs`, or None if nothing needs a gradient. It is found as a fixpoint over
+types: whether a value needs a gradient depends on the values that it is computed from, perhaps of the same type.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,10 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Needs:
-    """For every type: which slots, shared tensors and outputs take part in backward.
+    """For every type: which slots (places of operands), shared tensors and outputs take part in backward.
 
-    differentiable: for every output of every type, flat. by_output: for every slot of every type, flat, those that feed
-    it.
+    differentiable: for every output of every type, in one array, whether it depends on something that needs a gradient.
+    by_output: for every slot of every type, in one array, which outputs it reads.
     """
 
     rows: tuple[Mask, ...]
@@ -42,7 +46,7 @@ class Needs:
     def reached_outside(
         self, recording: Recording, is_reached: Sequence[bool], groups: Iterable[Group]
     ) -> list[Tensor]:
-        """The tensors from outside that gradients flow to, through types that are reached, or as results themselves."""
+        """The tensors of examples that gradients flow to: operands of types that are reached, or results themselves."""
         from edbatch.layout.layout_loops import read_from_outside
 
         if not any(t.requires_grad for t in recording.outside):
@@ -62,10 +66,10 @@ class Needs:
         return [t for t, read in zip(recording.outside, is_read.tolist(), strict=True) if read and t.requires_grad]
 
     def check(self, recording: Recording, results: Results) -> None:
-        """Raise an AssertionError that names the first thing at fault, if there is one.
+        """Raise an AssertionError that names the first fault, if there is one.
 
-        A slot takes part if what feeds it does, an output if its kernel says so, and all of it if it reaches a result
-        that needs a gradient; found out again from the references of nodes.
+        A slot takes part if a value that it reads does; an output if its kernel says so; and both only if they reach a
+        result that needs a gradient. This is found again from the references of nodes.
         """
         from edbatch.runtime.checking import check_needs
 
@@ -77,10 +81,10 @@ class Needs:
 
 
 def needs_of_results(recording: Recording, results: Results) -> tuple[Needs | None, Results]:
-    """What takes part in backward, None when nothing does; and the results, which then know whether they do."""
+    """What takes part in backward, None when nothing does; and the results, with `needs_grad` set."""
     from_inside = not recording.outside or all((group.refs >= 0).all() for group in results.groups)
     if from_inside and not recording.type_set.can_differentiate:
-        return None, results  # all of it was recorded without grad
+        return None, results  # everything was recorded under no_grad
     if not any(t.requires_grad for node_type in recording.node_types for t in node_type.shared) and not any(
         t.requires_grad for t in recording.outside
     ):
@@ -99,7 +103,7 @@ def needs_of_results(recording: Recording, results: Results) -> tuple[Needs | No
 
 
 def find_needs(recording: Recording, results: Bools) -> Needs:
-    """Which slots, shared tensors and outputs need gradients, given which outputs (flat) are results."""
+    """Which slots, shared tensors and outputs need gradients, given which outputs (of all types) are results."""
     from edbatch.layout.layout_loops import feeds
 
     table, types = recording.table, recording.node_types
@@ -113,7 +117,7 @@ def find_needs(recording: Recording, results: Bools) -> Needs:
 
 
 def reached_outputs(table: SlotTable, by_output: Bools, differentiable: Bools, slots: Bools, results: Bools) -> Bools:
-    """The outputs (flat) that gradients of results reach, through types that pass them on to `slots`."""
+    """The outputs (of all types) that gradients of results reach, through types that pass them on to `slots`."""
     type_of_slot = np.repeat(np.arange(len(table.starts) - 1), np.diff(table.starts))
     type_of_output = np.repeat(np.arange(len(table.starts) - 1), np.diff(table.output_starts))
     found = differentiable & results
@@ -149,7 +153,7 @@ def _fixpoint(
 
 
 def with_wanted_gradients(recording: Recording) -> Recording:
-    """The recording with kernels that have the gradients wanted here, of cells that cannot have all of them at once."""
+    """The recording with kernels for just the wanted gradients, where a cell cannot have all gradients at once."""
     while any(node_type.kernel.wanting is not None for node_type in recording.node_types):
         needs = find_needs(recording, np.zeros(len(recording.table.output_arenas), dtype=np.bool_))
         types = tuple(map(_wanting, recording.node_types, needs.rows, needs.shared))

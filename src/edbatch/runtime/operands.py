@@ -1,4 +1,8 @@
-"""Operands of batches: rows of arenas read as a view, a gather or a sum; gradients added back to those rows."""
+"""Reads the operands of batches as tensors, and adds their gradients back. For kernels that do not do so themselves.
+
+In: arenas (memory of all values of one spec, a row each) and the `Layout`, which says which rows a batch reads. Out: a
+tensor per operand, as a view of rows, a gather or a sum. A *slot* is the place of an operand in a recorded call.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +23,7 @@ from edbatch.torch_insides.tensors import storage_number
 
 
 class Operands:
-    """Reads the slots of batches. Torch ops read the layout's arrays as lists: indexing those is far cheaper."""
+    """Reads the slots of batches. The layout's arrays are turned into lists, since indexing lists is far cheaper."""
 
     def __init__(self, recording: Recording, schedule: Schedule, layout: Layout):
         self.types = recording.node_types
@@ -45,7 +49,7 @@ class Operands:
         return as_list(self._layout.slot_first)
 
     def index(self, device: torch.device) -> Tensor:
-        """All planned rows, on a device; copied there once."""
+        """The index of all rows to read, on a device; copied there once."""
         found = self._index_on.get(device)
         if found is None:
             found = self._index_on[device] = torch.from_numpy(self._layout.index).to(device, non_blocking=True)
@@ -70,7 +74,7 @@ class Operands:
         arena = arenas[self.arena_of[t][slot]]
         index = self.index(arena.device)
         offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
-        bounds = self._layout.index[begin + size : begin + size + self.nodes[batch] + 1]  # no device is asked for them
+        bounds = self._layout.index[begin + size : begin + size + self.nodes[batch] + 1]  # no wait for the device
         is_long = bool(np.diff(bounds).max() > LONG)
         total = sum_rows(arena, index.narrow(0, begin, size), offsets, is_long)
         return total if kind != Slot.MEAN else total.div_(_counts(offsets, total))
@@ -114,7 +118,7 @@ class Operands:
                 gradient = gradient / _counts(offsets, gradient)
             gradient = gradient.repeat_interleave(offsets.diff(), dim=0, output_size=size)
         elif _lies_in(gradient, target):
-            # A kernel passed on the gradient it was given; index_add_ refuses to read what it writes.
+            # The kernel returned a gradient that it was given, which lies in this arena. index_add_ refuses overlaps.
             gradient = gradient.clone()
         target.index_add_(0, index.narrow(0, begin, size), gradient)
 
@@ -125,7 +129,7 @@ def as_list(array: np.ndarray) -> list[Any]:
 
 
 def is_plain(kind: Slot, num_rows: int, num_nodes: int) -> bool:
-    """Whether rows are read as they are: not to be summed or averaged, or in lists of one term each."""
+    """Whether rows are read as they are: there is nothing to sum or average, or only one term for each node."""
     return kind < Slot.SUM or (kind < Slot.SUM_ROWS and num_rows == num_nodes)
 
 
@@ -137,12 +141,12 @@ def _lies_in(tensor: Tensor, whole: Tensor) -> bool:
 
 
 def number_column(column: Tensor, spec: Spec) -> Tensor:
-    """A planned column of numbers in the dtype of its spec; floats were planned as their bits."""
+    """Numbers of the layout's index in the dtype of a spec; floats are there as their bits."""
     return column.view(torch.float64).to(spec.dtype) if spec.is_float else column.to(spec.dtype)
 
 
 def _counts(offsets: Tensor, like: Tensor) -> Tensor:
-    """How many rows each segment has, to divide rows of the shape of `like` by."""
+    """How many rows each segment has, in a shape by which `like` can be divided."""
     return offsets.diff().to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 

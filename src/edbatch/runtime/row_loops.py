@@ -1,8 +1,9 @@
-"""Rows copied, summed and added back by their numbers: what fused programs do to operands that torch ops read.
+"""Compiled loops that copy and sum rows of arenas by their numbers, and add gradients back to them.
 
-All take addresses, see `memory_access` in the library of fused cells: `index` holds the numbers of rows, from `begin`
-on; for sums also, `size` entries later, where the rows of each node begin. Long sums are added up in float64, or they
-would lose digits. `_TOTAL` is called as generated kernels are, see `cells/fused/loops/kernel_text.py`.
+In: a dtype. Out: compiled functions. They take addresses, see `memory_access` in the library of fused cells: `index`
+holds the numbers of rows, from `begin` on, and for sums also, `size` entries later, where the rows of each node begin
+among these. Long sums are added up in float64, or they would lose digits. `_TOTAL` has the arguments of a generated
+kernel, see `cells/fused/loops/kernel_text.py`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 
 from edbatch.cells.fused.loops.pointwise import BY_SIZE
 
-LONG = 16  # terms; sums of more of them lose digits when they are added up one by one
+LONG = 16  # terms; longer sums lose digits when they are added up one after the other
 _COPY = """def kernel(B, index, begin, source, target, width):
     for r in range(B):
         row, at = load_i64(index, begin + r, 0) * width, r * width
@@ -67,9 +68,13 @@ NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
 
 
 class Total(NamedTuple):
-    """The arguments of `total`: those that all kernels begin with; of the first batch the addresses of the slot's
-    begin, size and first row; the arena that is read; the rows that are written, the type's own from its first batch
-    on or the batch's alone."""
+    """The arguments of `total`.
+
+    sizes, own, rows, num_slots: as for every kernel. begins, counts, firsts: for the operand and the first batch, the
+    addresses of where its rows begin in the index, how many there are, and the first if they are consecutive (else -1).
+    source: the arena that is read. target: where results are written; with `is_own` memory for all batches of the type.
+    width: elements of a row.
+    """
 
     sizes: int
     own: int
@@ -87,7 +92,7 @@ class Total(NamedTuple):
 
 
 class RowKernels(NamedTuple):
-    """For one dtype: `total` of segments of listed rows, or their copy, and its gradient `add_back`."""
+    """For one dtype: `total` writes listed rows, or the sum of each segment of them; `add_back` is its gradient."""
 
     total: Callable[..., None]
     add_back: Callable[..., None]
@@ -106,7 +111,7 @@ def row_kernels(dtype: torch.dtype) -> RowKernels:
 
 @cache
 def copy_rows(itemsize: int) -> Callable[..., None]:
-    """A copy of listed rows, of elements of so many bytes."""
+    """The loop that copies listed rows, for elements of so many bytes."""
     from edbatch.cells.fused.library.native import compile_kernels
 
     return compile_kernels([_COPY.replace("_T(", f"_{BY_SIZE[itemsize]}(")], "copies of rows")[0]

@@ -1,7 +1,8 @@
-"""Checkpoints: a folder with `checkpoint.safetensors`, from which training goes on, and `policy.json`.
+"""Checkpoints: folders with `checkpoint.safetensors`, from which training goes on, and `policy.json`.
 
 The tensors are `model.<name>`, the weights; `optimizer.<name>.<what>`; and `random`, the state of torch's generator.
-What else there is to know is JSON in the file's metadata. One file, written atomically: it is never of two moments.
+Everything else is JSON in the file's metadata. All is in one file, written atomically, so that its parts always belong
+to the same moment.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ VERSION = 1
 
 
 class CheckpointError(EdbatchError, ValueError):
-    """A checkpoint is missing, damaged, or of something else."""
+    """A checkpoint is missing, damaged, or belongs to another training."""
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -35,13 +36,13 @@ class Settings(msgspec.Struct, frozen=True):
     batch_size: int = 32
     seed: int = 0
     learning_rate: float = 1e-3
-    limit: int | None = None  # train on so many examples only
-    policy: str = "learned"  # its name, or the file that it began with
+    limit: int | None = None  # train only on so many examples
+    policy: str = "learned"  # its name, or the file from which it was loaded first
     epochs: int = 3
 
 
 class Data(msgspec.Struct, frozen=True):
-    """What it is trained on: the sizes of a model for it, how many examples there are, and from where, in words."""
+    """The training data: the sizes that a model for it has, how many examples there are, and, in words, from where."""
 
     sizes: dict[str, int]
     num_examples: int
@@ -49,7 +50,7 @@ class Data(msgspec.Struct, frozen=True):
 
 
 class Epoch(msgspec.Struct, frozen=True):
-    """One pass over the training data: the mean loss of an example, its seconds, and the share of right dev guesses."""
+    """One pass over the training data: the mean loss per example, the seconds, and the share of right dev guesses."""
 
     loss: float
     seconds: float
@@ -58,7 +59,7 @@ class Epoch(msgspec.Struct, frozen=True):
 
 
 class Progress(msgspec.Struct):
-    """How far training is: the epochs that are done, and of the next one the mini-batches and the sums over them."""
+    """How far training is: the finished epochs, and for the next one the mini-batches done and the sums over them."""
 
     epochs: list[Epoch] = []
     step: int = 0
@@ -69,7 +70,7 @@ class Progress(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A moment of training."""
+    """The state of a training at one moment."""
 
     settings: Settings
     data: Data
@@ -77,7 +78,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
 
     def load_weights(self, model: nn.Module, corpus: Corpus) -> None:
-        """Gives a model for these examples the weights of this moment."""
+        """Loads the weights into a model for this corpus; raises if the checkpoint is of other data."""
         if (self.data.sizes, self.data.num_examples) != (corpus.sizes, len(corpus.train)):
             raise CheckpointError(
                 f"the checkpoint was trained on {self.data.num_examples:,} examples ({self.data.source}) with "
@@ -103,9 +104,9 @@ class _Record(_Header):
 
 
 def save(checkpoint: Checkpoint, folder: Path) -> None:
-    """Write all of the checkpoint or, if anything fails, nothing; the one before stays until then."""
+    """Write the checkpoint, in place of an earlier one. If anything fails, the earlier one stays."""
     record = _Record(FORMAT, VERSION, checkpoint.settings, checkpoint.data, checkpoint.progress)
-    # Weights may be shared or parts of each other, which the format does not know: each is written by itself.
+    # Weights may share memory with each other, which the format does not allow: each is copied.
     tensors = {name: tensor.detach().contiguous().clone() for name, tensor in checkpoint.tensors.items()}
     write_atomically(folder / FILE, to_bytes(tensors, {"edbatch": msgspec.json.encode(record).decode()}))
 

@@ -1,4 +1,4 @@
-"""Ctrl-C during long work: it waits for the end of a step, so that what was done can be saved; a second does not."""
+"""Ctrl-C during long work: the first waits for the end of a step, so that results can be saved; a second does not."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class Interrupts:
-    """While it is open, SIGINT and SIGTERM set `wanted`; the second of them raises KeyboardInterrupt."""
+    """A context in which the first SIGINT or SIGTERM sets `wanted`, and the second raises KeyboardInterrupt."""
 
     SIGNALS = (signal.SIGINT, signal.SIGTERM)
 

@@ -14,8 +14,8 @@ from torch import nn
 class OneByOne:
     """A copy of the model, called on one example at a time.
 
-    It gets what favours it: embeddings have sparse gradients, since a dense one of the whole table for every single
-    word would take most of the time, and an example's graph is freed before the next one runs.
+    To be fair to it, embeddings have sparse gradients (a dense gradient of the whole table for every word would take
+    most of the time), and the autograd graph of an example is freed before the next one runs.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -36,7 +36,7 @@ class OneByOne:
             self.model(example)[0].backward()
 
     def seconds_per_example(self, examples: Sequence[Any]) -> float:
-        """Of training, without the optimizer."""
+        """Seconds of training per example, without the optimizer."""
         self.train(examples[:1])
         begin = time.perf_counter()
         self.train(examples)

@@ -1,6 +1,6 @@
-"""Several processes that train one model: what `torchrun` started comes in, sums and decisions of all ranks go out.
+"""Several processes (ranks) that train one model, as `torchrun` starts them: they exchange sums and decisions here.
 
-With a single process nothing is sent. On CPU the backend is gloo.
+With a single process nothing is sent. On the CPU the backend is gloo.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ class Ranks:
         return sums.tolist()
 
     def any_of(self, flag: bool) -> bool:
-        """Whether it is true on any rank, so that all do the same."""
+        """Whether the flag is set on any rank, so that all decide alike."""
         return self.sum_of(float(flag))[0] > 0
 
     def wait(self) -> None:
-        """Until all ranks are here."""
+        """Wait until all ranks have called this."""
         self.any_of(False)
 
     def from_first(self, value: Any) -> Any:
-        """What rank 0 has."""
+        """The value that rank 0 gives, on all ranks."""
         if self.size == 1:
             return value
         values = [value]
@@ -53,7 +53,7 @@ class Ranks:
 
 
 def join() -> Ranks:
-    """The ranks that torchrun started, or this process alone."""
+    """The ranks that torchrun started, or only this process."""
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return Ranks()
@@ -66,13 +66,14 @@ def join() -> Ranks:
 
 
 def leave(ranks: Ranks, code: int) -> None:
-    """Ends a process of several with an exit code, without shutting the interpreter down.
+    """Ends this process with an exit code, if it is one of several, without shutting the interpreter down.
 
-    Gloo's threads outlive their group, and one that asks for the interpreter while that shuts down aborts the process.
+    Gloo's threads outlive their process group, and one that needs the interpreter during its shutdown would abort the
+    process.
     """
     if ranks.size == 1:
         return
-    if code == 0:  # else the others may wait for this one elsewhere
+    if code == 0:  # after a failure, other ranks may never come here
         dist.barrier()
         dist.destroy_process_group()
     sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""The workloads by name: which model runs on which data, what its answers should be, and how large an example is."""
+"""The workloads by name: which model runs on which data, what the right answers are, and how large an example is."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from edbatch.datasets.corpora import Corpus
 from edbatch.datasets.files import data_folder
 from edbatch.errors import EdbatchError
 
-GENERATED = "generated"  # there is no real data of it
+GENERATED = "generated"  # for workloads without real data
 
 
 class WorkloadError(EdbatchError, ValueError):
-    """A workload, or something of one, was asked for that does not exist."""
+    """There is no workload of this name, or it lacks what was asked for."""
 
 
 @dataclass(frozen=True)
 class Workload:
     """A model for one example, and data for it.
 
-    `model(dim=…, **corpus.sizes)` makes the model, whose `forward(example)` gives the loss and the guesses of an
-    example; `labels(example)` says what the guesses should be, `num_steps(example)` about how much work an example is.
+    `model(dim=…, **corpus.sizes)` makes the model, whose `forward(example)` returns the loss and the guesses of an
+    example; `labels(example)` are the right guesses; `num_steps(example)` is about how much work the example is.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Workload:
         return self.corpus(data_folder(data), seed, limit)
 
     def make(self, corpus: Corpus, hidden: int | None = None, seed: int = 0) -> nn.Module:
-        """The model for these examples, with weights of this seed."""
-        with torch.random.fork_rng(devices=[]):  # the caller's random numbers go on as if nothing had been drawn
+        """The model for this corpus, with random weights from a seed."""
+        with torch.random.fork_rng(devices=[]):  # draws nothing from the caller's generator
             torch.manual_seed(seed)
             return self.model(dim=hidden or self.hidden, **corpus.sizes)
 

@@ -1,7 +1,7 @@
-"""Which examples make a mini-batch, and which rank runs which of them: numbers come in, indices go out.
+"""Which examples make a mini-batch, and which rank (process) runs which of them: numbers come in, indices go out.
 
-All ranks compute the same, so nothing need be sent. Of a mini-batch every rank gets about the same number of nodes, not
-of examples: a rank with the large trees would let the others wait.
+Every rank computes the whole assignment, so that nothing need be sent. Ranks get about the same amount of work of a
+mini-batch, not the same number of examples: else the others would wait for the rank with the large trees.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from random import Random
 
 
 def mini_batches(num_examples: int, batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    """The examples of an epoch in random order, in mini-batches of at most `batch_size`, as even as can be.
+    """The examples of an epoch in random order, in mini-batches of at most `batch_size`, of nearly equal sizes.
 
     >>> [len(indices) for indices in mini_batches(10, batch_size=4, seed=0, epoch=0)]
     [3, 3, 4]
@@ -27,7 +27,7 @@ def mini_batches(num_examples: int, batch_size: int, seed: int, epoch: int) -> l
 def shares(indices: Sequence[int], num_steps: Sequence[int], num_ranks: int) -> list[list[int]]:
     """A mini-batch divided among ranks: the largest example first, each to the rank with the least work so far.
 
-    `num_steps[index]` is the work of an example. Every rank gets an example, if there are as many.
+    `num_steps[index]` is the work of an example. Every rank gets an example, if there are enough.
 
     >>> shares([0, 1, 2, 3], num_steps=[9, 3, 4, 2], num_ranks=2)
     [[0], [1, 2, 3]]

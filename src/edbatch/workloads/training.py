@@ -1,7 +1,8 @@
-"""Training a workload: settings and examples come in, steps that can be watched, evaluations and checkpoints go out.
+"""Trains a workload's model: settings and examples come in; the loss of each step, evaluations and checkpoints go out.
 
-What a user would write is in `Trainer._step`: a mini-batch, its losses, backward, an optimizer. The rest makes it last:
-it goes on where a checkpoint ends, with the same losses, and on several ranks computes what one process would.
+The part that a user would write is `Trainer._step`: a mini-batch, its losses, backward, an optimizer. The rest is there
+so that training can go on from a checkpoint, with the same losses, and several processes (ranks) compute what one
+would.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from edbatch.workloads.ranks import Ranks
 from edbatch.workloads.registry import Workload, WorkloadError, find
 from edbatch.workloads.sampler import mini_batches, shares
 
-MAX_NORM = 5.0  # gradients are clipped to it
+MAX_NORM = 5.0  # gradients are clipped to this norm
 
 
 class TrainingError(EdbatchError, ArithmeticError):
@@ -31,7 +32,7 @@ class TrainingError(EdbatchError, ArithmeticError):
 
 
 class Step(NamedTuple):
-    """A training step: its number in the epoch, how many there are, and of this mini-batch the loss per example."""
+    """A training step: its number in the epoch, how many steps there are, and the mean loss per example."""
 
     number: int
     num_steps: int
@@ -39,7 +40,7 @@ class Step(NamedTuple):
 
 
 class Score(NamedTuple):
-    """On how many labels the guesses were right, and the mean loss of an example."""
+    """How many guesses were right, of how many, and the mean loss per example."""
 
     right: int
     num_labels: int
@@ -51,7 +52,7 @@ class Score(NamedTuple):
 
 
 class Trainer:
-    """A model on its way: made afresh, or from a checkpoint."""
+    """A model in training: new, or from a checkpoint."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Trainer:
             self.parallel = nn.parallel.DistributedDataParallel(self.batched)
 
     def epoch(self) -> Iterator[Step]:
-        """The steps that are left of the present epoch; whoever stops between two of them can save a checkpoint."""
+        """Runs the rest of the present epoch, step by step; between two steps, a checkpoint may be saved."""
         number = len(self.progress.epochs)
         plan = mini_batches(len(self.corpus.train), self.settings.batch_size, self.settings.seed, number)
         if self.progress.step < len(plan):
@@ -92,7 +93,7 @@ class Trainer:
             yield Step(step + 1, len(plan), loss)
 
     def end_epoch(self) -> Epoch:
-        """Evaluates, and closes the books of the epoch."""
+        """Evaluates the model and adds the epoch to the progress."""
         done = self.progress
         accuracy = self.evaluate(self.corpus.dev).accuracy
         epoch = Epoch(done.loss_sum / done.num_examples, done.seconds, done.num_examples, accuracy)
@@ -100,7 +101,7 @@ class Trainer:
         return epoch
 
     def evaluate(self, examples: Sequence[Any]) -> Score:
-        """The score of the model as it is, by all ranks together."""
+        """The score of the present model, computed by all ranks together."""
         size = self.settings.batch_size
         right, num_labels, loss = 0.0, 0.0, 0.0
         self.batched.eval()
@@ -116,7 +117,7 @@ class Trainer:
         return Score(int(right), int(num_labels), loss / len(examples))
 
     def checkpoint(self) -> Checkpoint:
-        """All that is needed to go on from here."""
+        """The present state, for training to go on from."""
         tensors = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         for name, parameter in self.model.named_parameters():
             for key, value in self.optimizer.state[parameter].items():
@@ -126,15 +127,15 @@ class Trainer:
         return Checkpoint(self.settings, data, self.progress, tensors)
 
     def _step(self, indices: list[int]) -> float:
-        """One step on a mini-batch, of which this rank runs its share; returns the mean loss of its examples."""
+        """One step on a mini-batch, of which this rank runs its share; returns the mean loss per example."""
         mine = shares(indices, self.num_steps, self.ranks.size)[self.ranks.rank]
         self.parallel.train()
         (losses, _), _ = self.parallel([self.corpus.train[i] for i in mine])
         total = losses.sum()
         self.optimizer.zero_grad()
-        (total * (self.ranks.size / len(indices))).backward()  # ranks take the mean of their gradients
+        (total * (self.ranks.size / len(indices))).backward()  # gradients are averaged over ranks
         for parameter in self.model.parameters():
-            if parameter.grad is None:  # no example used it: zero, as on several ranks, where another may have
+            if parameter.grad is None:  # no example used it; zero, as DDP on several ranks gives
                 parameter.grad = torch.zeros_like(parameter)
         norm = nn.utils.clip_grad_norm_(self.model.parameters(), MAX_NORM).item()
         loss = self.ranks.sum_of(total.item())[0] / len(indices)
@@ -147,7 +148,7 @@ class Trainer:
         return loss
 
     def _share_policy(self, indices: list[int]) -> None:
-        """All ranks launch by what rank 0 learned, at first from the mini-batch that comes next."""
+        """Gives all ranks the policy of rank 0, which first learns it from this mini-batch."""
         if self.ranks.size == 1:
             return
         if self.ranks.is_first:

@@ -1,1 +1,1 @@
-"""DyNet beside us: the same models, cells and measurements in its own words."""
+"""DyNet, a library that batches automatically, as a contender: the same models and cells, written in its API."""

@@ -1,10 +1,10 @@
 """The cells of the paper's workloads in DyNet's Python API, with weights copied from our torch modules.
 
-Each function takes the store of copies and a torch module, and returns what computes the same for one node. Written as
-DyNet's users write: one affine transform where the torch module has one Linear, lookup parameters, DyNet's own LSTM
-operations. Several ways were timed at 32 examples and hidden size 128. Clearly quicker: those operations than single
-gates, and a pair of matrices than a concatenation. Within noise: the operations and `CompactVanillaLSTMBuilder`, gates
-in one product or in several, `n + z * (h - n)` and `z * h + (1 - z) * n`.
+Each function takes a `Copies` and a torch module, and returns a function that computes the same in DyNet for one node.
+They are written as DyNet's users would: one affine transform for each Linear, lookup parameters, DyNet's own LSTM
+operations. Several variants were timed at 32 examples and hidden size 128. Clearly quicker are those operations than
+single gates, and a pair of matrices than a concatenation. Within noise are the operations and
+`CompactVanillaLSTMBuilder`, gates in one product or in several, `n + z * (h - n)` and `z * h + (1 - z) * n`.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from edbatch.models.lattice_gru import TokenGRU
 from edbatch.models.mv_rnn import BinaryMV, LeafMV
 from edbatch.models.tree_gru import GatedUnit
 
-Expression = Any  # of DyNet: a value to be computed
+Expression = Any  # DyNet's word for a value that is yet to be computed
 State = tuple[Expression, Expression]
 
 
 class Copies:
-    """DyNet's parameters, made of torch's, and what their gradients must be. `dy` is the module dynet."""
+    """DyNet parameters that are copies of torch's, and the gradients they must have. `dy` is the module dynet."""
 
     def __init__(self, dy: Any) -> None:
         self.dy = dy
@@ -40,15 +40,15 @@ class Copies:
         return copy
 
     def halves(self, weight: Tensor) -> tuple[Any, Any]:
-        """The weights of the first and of the second half of an input."""
+        """The weights for the first and for the second half of an input."""
         return self.of(weight, lambda w: w.chunk(2, dim=1)[0]), self.of(weight, lambda w: w.chunk(2, dim=1)[1])
 
     def table(self, embedding: nn.Embedding, *shape: int) -> Any:
-        """A lookup parameter, whose rows are matrices, if a shape is given."""
+        """A lookup parameter; if a shape is given, its entries have that shape (matrices)."""
         weight = embedding.weight
         shape = (len(weight), *(shape or weight.shape[1:]))
         value = weight.detach().view(shape)
-        if len(shape) == 3:  # DyNet reads these, and only these, by columns
+        if len(shape) == 3:  # DyNet reads matrices, and only these, by columns
             value = value.mT.reshape(shape)
         copy = self._collection.add_lookup_parameters(shape, init=value.numpy())
         self._gradients.append((copy, lambda: _gradient(weight).view(shape)))
@@ -78,7 +78,7 @@ def label_loss(copies: Copies, module: LabelLoss) -> Callable[[Expression, int],
 
 
 def lstm(copies: Copies, cell: nn.LSTMCell) -> Callable[[Expression, State], State]:
-    """A step of an LSTM. DyNet has the last two gates the other way round, and adds 1 inside the forget gate."""
+    """A step of an LSTM. In DyNet the last two gates are swapped, and 1 is added inside the forget gate."""
     dy = copies.dy
 
     def gates(t: Tensor) -> Tensor:
@@ -98,7 +98,7 @@ def lstm(copies: Copies, cell: nn.LSTMCell) -> Callable[[Expression, State], Sta
 
 
 def _forget_gate(dim: int) -> Tensor:
-    """1 at the rows of the forget gate, else 0."""
+    """1 at the entries of the forget gate, else 0."""
     return torch.tensor([0.0, 1, 0, 0]).repeat_interleave(dim)
 
 

@@ -1,7 +1,8 @@
-"""`edbatch bench dynet`: the paper's workloads by edbatch and by DyNet with autobatch, inference and training.
+"""`edbatch bench dynet`: the ED-Batch paper's workloads by edbatch and by DyNet with its automatic batching.
 
-DyNet is no dependency: without it, the benchmark says how to install it. Losses and gradients of both are compared
-before anything is timed. Training is forward and backward, without an optimizer on either side.
+In: settings. Out: milliseconds of inference and training. DyNet is no dependency: if it is missing, the benchmark says
+how to install it. Losses and gradients of both are compared before anything is timed. Training is forward and backward,
+without an optimizer on either side.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class Settings(mini_batch.Settings):
 
 
 def load() -> Any:
-    """The module dynet, which batches by itself from the moment it is imported."""
+    """The module dynet, with automatic batching turned on, which must happen at import."""
     try:
         import dynet_config
 
@@ -54,7 +55,7 @@ def load() -> Any:
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
+    """Measures and returns the result, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
     dy, chosen = load(), settings.chosen()
     with measure.num_threads(settings.threads):
         results = {}
@@ -63,7 +64,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
                 results[workload.name] = _measure(dy, workload, settings, data, advance)
         return {
             "settings": settings.facts(),
-            "machine": measure.machine_facts() | {"dynet": _version(dy), "dynet_threads": 1},  # it has no more
+            "machine": measure.machine_facts() | {"dynet": _version(dy), "dynet_threads": 1},  # it has no others
             "workloads": results,
         }
 
@@ -91,7 +92,7 @@ def _measure(
 
 
 class Race:
-    """Both on one mini-batch."""
+    """edbatch and DyNet on one mini-batch."""
 
     def __init__(self, dy: Any, name: str, model: nn.Module, examples: Sequence[Any]) -> None:
         self.name, self.model, self.examples = name, model, examples
@@ -99,7 +100,7 @@ class Race:
         self.in_dynet = MiniBatch(dy, name, model, examples)
 
     def infer(self) -> float:
-        """The sum of all losses; guesses are computed, too, by edbatch only."""
+        """The sum of all losses by edbatch, which also computes the guesses; DyNet does not."""
         with torch.inference_mode():
             return float(self.batched(self.examples)[0][0].sum())
 
@@ -108,7 +109,7 @@ class Race:
         self.batched(self.examples)[0][0].sum().backward()
 
     def check(self) -> None:
-        """Refuses to time what differs: the loss of the mini-batch, and the gradient of every parameter."""
+        """Raises if the loss of the mini-batch or the gradient of a parameter differs."""
         ours, theirs = self.infer(), self.in_dynet.infer()
         if not abs(ours - theirs) <= 1e-4 * abs(ours):
             raise BenchError(f"nothing was timed, because the loss of {self.name} is {ours} here and {theirs} in DyNet")
@@ -132,7 +133,7 @@ class Race:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     settings, machine = result["settings"], result["machine"]
     title = (f"edbatch and DyNet: mini-batches of {settings['batch_size']}, hidden size {settings['hidden']} "
              f"(MV-RNN half of it)")  # fmt: skip

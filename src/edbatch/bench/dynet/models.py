@@ -1,7 +1,7 @@
 """The paper's workloads in DyNet's Python API: the equations and the weights of our torch models, to be timed.
 
-A function of `LOSSES` takes the store of copied weights and a torch model, and returns the function from one example to
-the losses of all its labels. DyNet batches what a mini-batch of them builds by itself (autobatch).
+Each function in `LOSSES` takes a `Copies` (weights) and a torch model, and returns a function from one example to the
+losses of all its labels. DyNet batches by itself what these functions build for a mini-batch (autobatch).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class MiniBatch:
         return loss
 
     def train(self) -> None:
-        """Forward and backward. Gradients are added to those that are there: emptying them takes none of the time."""
+        """Forward and backward. Gradients are added to those of earlier calls, so that no time is spent on zeroing."""
         loss = self._build()
         loss.forward()
         loss.backward()
@@ -47,7 +47,7 @@ class MiniBatch:
 def on_trees(
     leaf: Callable[[int], Any], node: Callable[[Any, Any, Any], Any], loss: Callable[[Any, int], Expression]
 ) -> Losses:
-    """The losses of all nodes of a tree; `node` takes the tree, for its kind, and the states of its children."""
+    """The losses of all nodes of a tree; `node` takes the tree node, for its kind, and the states of its children."""
 
     def losses(tree: Any) -> list[Expression]:
         found: list[Expression] = []

@@ -1,7 +1,7 @@
-"""`edbatch cells`: how the cells of the paper are batched and laid out inside, and how long each takes.
+"""`edbatch cells`: how ops inside the cells of the ED-Batch paper are batched and laid out, and how long a cell takes.
 
-Ops, batches and copies are counted; timed is the compiled cell on random rows, as the runtime calls it for a batch: as
-fused kernels, and as torch ops.
+In: settings. Out: counts of ops, batches and copies inside each cell, and the time of the compiled cell on random rows,
+called as the runtime calls it for a batch: as fused kernels, and as torch ops.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from edbatch.torch_insides.pytree import tree_leaves
 LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
 FUSED, PLAIN = "fused_microseconds", "plain_microseconds"
 FORMS = {FUSED: Switches(compile=True), PLAIN: Switches(compile=False)}
-BURST_SECONDS = 1e-3  # quick calls are timed several at a time
+BURST_SECONDS = 1e-3  # so many quick calls are timed together that they take this long
 MAX_BURST = 50
 
 
@@ -51,7 +51,7 @@ class Settings:
             raise BenchError("batch sizes must be 1 or more; give some, e.g. --batch-sizes 1,64")
 
     def hidden_of(self, name: str) -> int:
-        """MV has half of it, because it computes with matrices of that size."""
+        """The hidden size of a cell; half for MV, which computes with matrices of that size."""
         return max(1, self.hidden // 2) if name == "MV" else self.hidden
 
 
@@ -67,7 +67,7 @@ def parse_batch_sizes(text: str) -> tuple[int, ...]:
 
 
 def run(settings: Settings) -> dict[str, Any]:
-    """Plans and measures, and returns all there is to say, ready for JSON."""
+    """Counts and measures, and returns the result, ready for JSON."""
     steps = len(CELLS) * (1 + settings.repeats)
     with measure.num_threads(settings.threads), measure.progress("compiling and measuring", steps) as advance:
         found = {name: _measure(name, settings, advance) for name in CELLS}
@@ -75,7 +75,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 
 def compiled(name: str, module: nn.Module, hidden: int) -> CompiledCell:
-    """A cell of the paper, compiled."""
+    """The compiled kernel of a cell of the paper."""
     specs = [Spec(shape, torch.float32, torch.device("cpu")) for shape in CELLS[name].shapes(hidden)]
     return compile_cell(module, specs, name=name)
 
@@ -110,14 +110,14 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
 
 
 class OneBatch(Binding):
-    """Random rows of a cell, and a form of it ready to run on them: one batch, which needs no plan."""
+    """One batch of random rows, and a form of a cell (fused or torch ops) ready to run on it, without a plan."""
 
     def __init__(self, cell: CompiledCell, size: int, switches: Switches) -> None:
         self._size = size
         self.rows_of = [spec.empty(size).normal_() for spec in cell.rows]
         self.results = [spec.empty(size) for spec in cell.outputs]
         self._index, self._numbers = np.arange(size), np.array([size, *[0] * (1 + len(self.rows_of))])
-        self.starts = self._numbers.ctypes.data + self._numbers.itemsize  # zeros: rows are in order
+        self.starts = self._numbers.ctypes.data + self._numbers.itemsize  # zeros: rows are read from the first on
         self.head = self._numbers.ctypes.data, self.starts, self._index.ctypes.data, 1
         self._held: list[Any] = []
         self._memory: dict[int, Tensor] = {}
@@ -171,7 +171,7 @@ class OneBatch(Binding):
 
 
 def check(cell: CompiledCell, module: nn.Module) -> None:
-    """Refuses a cell of which a batch differs from the module called on one row after the other."""
+    """Raises if a batch differs from the module called on one row after the other."""
     for switches in FORMS.values():
         batch = OneBatch(cell, 3, switches)
         batch()
@@ -199,7 +199,7 @@ def _copies(layout: CellLayout) -> dict[str, int]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     settings, machine = result["settings"], result["machine"]
     title = f"Inside the cells of the paper: hidden size {settings['hidden']}, MV {settings['hidden'] // 2 or 1}"
     caption = (

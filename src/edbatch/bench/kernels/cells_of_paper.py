@@ -1,6 +1,6 @@
-"""The seven cells that the ED-Batch paper measures alone, one product per gate, as one writes the equations down.
+"""The seven cells that the ED-Batch paper measures by themselves, with one product per gate, as in their equations.
 
-Nothing is stacked or chunked by hand here: what can be batched inside a cell is for the planner to find.
+Nothing is stacked or chunked by hand: edbatch is to find out what can be batched inside a cell.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class TreeLSTMLeaf(nn.Module):
 
 
 class TreeGRULeaf(nn.Module):
-    """A word's embedding becomes a state: entry by entry it stays or is replaced by a candidate."""
+    """A word's embedding becomes a state: each of its entries is kept or replaced by a candidate, by a gate."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class TreeGRULeaf(nn.Module):
 
 
 class TreeGRUInternal(nn.Module):
-    """The states of two children become that of their parent, the mean of what passes through the gates of each."""
+    """The states of two children pass through gates, and their mean is the state of the parent."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()

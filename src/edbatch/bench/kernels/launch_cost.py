@@ -1,6 +1,7 @@
-"""What a launch costs when there is nothing to compute, and what the first call of a process costs.
+"""What a launch costs when there is nearly nothing to compute, and what the first call of a process costs.
 
 Parts of `edbatch bench floor`. A chain of tiny cells on one example makes as many batches as calls, each of one row.
+In: how often to measure. Out: microseconds per launch; seconds of a first call.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ print(time.perf_counter() - begin)
 
 
 def launch_cost(rounds: int, advance: Callable[[], object]) -> dict[str, Any]:
-    """Microseconds per batch of the stages in which batches are launched."""
+    """Microseconds per batch, of the stages that launch batches (run and backward)."""
     chain = edbatch.batch(LSTMChain(HIDDEN, STEPS))
     xs = torch.zeros(1, HIDDEN)
     seconds: dict[str, list[float]] = {INFER: [], FORWARD: [], BACKWARD: []}
@@ -71,7 +72,7 @@ def launch_cost(rounds: int, advance: Callable[[], object]) -> dict[str, Any]:
 def first_call(
     workload: str, mode: str, batch_size: int, hidden: int, data: str | os.PathLike[str] | None, repeats: int = 3
 ) -> dict[str, Any]:
-    """Seconds of the first call in a fresh process, when nothing is compiled yet and when everything is on disk."""
+    """Seconds of the first call in a fresh process: when nothing is compiled yet, and when machine code is on disk."""
     folder = None if data is None else os.fspath(data)
     code = FIRST_CALL.format(
         workload=workload, mode=mode, batch_size=batch_size, hidden=hidden, data=folder,

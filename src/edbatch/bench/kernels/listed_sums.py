@@ -1,7 +1,8 @@
-"""What segment reductions are compared with: the same models, whose arcs are joined by a cell that takes a list.
+"""What segment reductions (sums and means over any number of values, in one batch) are compared with: the same models,
+whose arcs are joined by a cell that takes a list.
 
-A cell's type includes how many values it gets, so there is a type for each number of arcs, and joins of different
-numbers never run together. That a call of such a cell joins h and c at once is in its favour.
+Calls of such a cell with different numbers of arcs have different types, so they never run together. In its favour, one
+call joins h and c at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class ListedLatticeLSTM(LatticeLSTM):
     """A `LatticeLSTM` without segment reductions."""
 
     def join(self, steps: list[State]) -> State:
-        return add(steps) if len(steps) > 1 else steps[0]  # Python's sum of one is no node either
+        return add(steps) if len(steps) > 1 else steps[0]  # as Python's sum, which records nothing for one value
 
 
 class ListedRandomDag(RandomDag):

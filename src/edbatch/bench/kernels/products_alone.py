@@ -1,9 +1,9 @@
-"""The floor of a mini-batch: the matrix products of its batches, and nothing else.
+"""A floor for the time of a mini-batch: the matrix products of its batches, and nothing else.
 
-In: an `Execution` that has run. Out: every product that its cells ask for, in the order in which they run, and
-`ProductsAlone`, which computes them into memory that is there already, by a plain torch.mm each (a cell may do better:
-see `cells/fused/blocks.py`). Weights lie in memory as the cells' do; rows are where the last product of the same op has
-left them, as in a cell's scratch memory.
+In: an `Execution` that has run. Out: every product of its cells, in the order in which they run, and `ProductsAlone`,
+which computes them into memory that was made before, by a plain torch.mm each (a cell may do better: see
+`cells/fused/blocks.py`). Weights lie in memory as the cells' do. All products of one op use the same memory, as in a
+cell's scratch memory, so that it is in the processor's cache.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ aten = torch.ops.aten
 
 
 class Product(NamedTuple):
-    """`number` products [rows, inner] × [inner, columns]; the operands that are `turned` are transposed in memory."""
+    """`number` products [rows, inner] × [inner, columns]; operands marked as `turned` are transposed in memory."""
 
     number: int
     rows: int
@@ -41,14 +41,14 @@ class Product(NamedTuple):
 
 
 class Launched(NamedTuple):
-    """A product and the op that asks for it: the number of the type, the name of the program, the number of the op."""
+    """A product and its op: the number of the type, the name of the program, the number of the op."""
 
     op: tuple[int, str, int]
     product: Product
 
 
 def launched(execution: Execution) -> list[Launched]:
-    """The products of a mini-batch: forward, and when it trains backward and the gradients of weights."""
+    """The products of a mini-batch: of forward and, in training, of backward and the gradients of weights."""
     programs = [_Programs(execution, t) for t in range(len(execution.types))]
     batches = list(enumerate(execution.operands.batch_types))
     found = [item for p in programs for item in p.products("prologue", 1)]
@@ -59,12 +59,12 @@ def launched(execution: Execution) -> list[Launched]:
 
 
 def left_out(execution: Execution) -> list[str]:
-    """The types whose products are unknown: they run as the user wrote them."""
+    """The types whose products are unknown, since their functions are called as the user wrote them."""
     return [node_type.name for node_type in execution.types if isinstance(node_type.kernel, EagerKernel | InOrder)]
 
 
 class _Programs:
-    """The programs that ran of a type of node; kernels without a body have none."""
+    """The programs of a type of node that ran; kernels without a body have none."""
 
     def __init__(self, execution: Execution, t: int) -> None:
         self.type = t
@@ -84,7 +84,7 @@ class _Programs:
 
 
 def products_of(body: Body, program: Program, num_rows: int) -> Iterator[tuple[int, Product]]:
-    """The products of a program that runs on so many rows, by the number of their ops."""
+    """The products of a program on so many rows, each with the number of its op."""
     for index in program.ops:
         op = body.op(index)
         assert op is not None
@@ -92,14 +92,14 @@ def products_of(body: Body, program: Program, num_rows: int) -> Iterator[tuple[i
             product = _RULES[op.target](body, op, num_rows)
             if product is None:
                 continue
-            if op.target is aten.bmm.default and not body.is_row[op.args[1].index]:  # by shared matrices: one each
+            if op.target is aten.bmm.default and not body.is_row[op.args[1].index]:  # one product per shared matrix
                 yield from [(index, product._replace(number=1))] * product.number
             else:
                 yield index, product
 
 
 def _matrices(body: Body, op: Op, num_rows: int) -> Product | None:
-    """Rows times a shared matrix are one product of all rows, a shared matrix times rows one each; see
+    """Rows times a shared matrix are one product over all rows; a shared matrix times rows is one product per row; see
     `cells/torch_ops/products.py`."""
     left, right = op.args[-2:]
     (m, k), n = body.spec(left).shape, body.spec(right).shape[1]
@@ -133,7 +133,7 @@ def _summed(body: Body, op: Op, num_rows: int) -> Product:
 
 
 def _summed_matrices(body: Body, op: Op, num_rows: int) -> Product:
-    """The sum over all rows of left × right, both matrices, turned if that is high instead of wide."""
+    """The sum over all rows of left × right, both matrices; transposed if that makes the result high, not wide."""
     (m, k), n = body.spec(op.args[0]).shape, body.spec(op.args[1]).shape[1]
     return Product(num_rows, max(m, n), k, min(m, n), body.spec(op.args[0]).dtype)
 
@@ -156,7 +156,7 @@ _RULES: dict[Any, Callable[[Body, Op, int], Product | None]] = {
 
 
 class ProductsAlone:
-    """Computes products, one after the other, into memory that is there already. Every op has its own memory."""
+    """Computes products, one after the other, into memory that was made before. Every op has its own memory."""
 
     def __init__(self, found: Iterable[Launched]) -> None:
         by_op: dict[tuple[int, str, int], list[Product]] = {}

@@ -1,6 +1,8 @@
-"""`edbatch bench segments`: lattices and DAGs with segment reductions, and with a join cell for each number of arcs.
+"""`edbatch bench segments`: lattices and DAGs, whose nodes join any number of arcs, in two versions.
 
-Both compute the same, which is checked first. Counted are types, batches and the lower bound; timed is a call.
+One uses segment reductions (nodes with different numbers of arcs run in one batch), the other a cell that takes a list
+(they do not). In: settings. Out: types, batches, the lower bound, and the time of a call, for both. That both compute
+the same is checked first.
 """
 
 from __future__ import annotations
@@ -44,7 +46,7 @@ class Settings:
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
-    """Measures and returns all there is to say, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
+    """Measures and returns the result, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
     with (
         measure.num_threads(settings.threads),
         measure.progress("measuring", len(LISTED) * settings.rounds) as advance,
@@ -98,7 +100,7 @@ def _graph(batched: Batched, examples: Any) -> dict[str, Any]:
 
 
 def tables(result: dict[str, Any]) -> list[Table]:
-    """The result for people."""
+    """The result as tables for people."""
     settings, machine = result["settings"], result["machine"]
     title = f"Segment reductions: mini-batches of {settings['batch_size']}, hidden size {settings['hidden']}"
     caption = (f"lists: arcs are joined by a cell that takes a list, a type for each number of arcs\n"

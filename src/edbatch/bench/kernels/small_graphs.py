@@ -1,7 +1,8 @@
-"""How far policies are from the optimum, on small graphs where search finds it: part of `edbatch bench policies`.
+"""How far policies are from the fewest batches, on small graphs where search finds that number: part of `edbatch bench
+policies`.
 
-In: policies, learners of policies and a number of graphs. Out: the mean gap of each and how often it is optimal. Graphs
-that are too hard for the search are drawn again, which favours easy ones a little.
+In: policies, functions that learn a policy, and a number of graphs. Out: for each policy the mean gap, and how often it
+is optimal. Graphs that are too hard for the search are replaced by others, which favours easy ones a little.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def run(
     policies: Mapping[str, Policy], learners: Mapping[str, Callable[[Graph, int], Policy]], count: int, seed: int,
     advance: Callable[[], object],
 ) -> dict[str, Any]:  # fmt: skip
-    """The gaps batches / optimum - 1 of policies, and of those that learners make of a graph and seed 0."""
+    """The gaps, batches / optimum - 1, of policies, and of those that learners learn on each graph with seed 0."""
     rng = random.Random(seed)
     gaps: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     families, redrawn = list(FAMILIES), 0
@@ -114,7 +115,7 @@ FAMILIES: dict[str, Callable[[random.Random], Graph]] = {
 
 
 def table(result: dict[str, Any]) -> Table:
-    """The result for people."""
+    """The result as a table for people."""
     title = f"{result['count']} small graphs of {result['mean_nodes']:.0f} nodes on average, against the optimum"
     caption = (f"gap: mean of batches / optimum - 1, over all and by family; learned on each graph alone\n"
                f"{result['redrawn']} graphs whose optimum was not found were drawn again")  # fmt: skip

@@ -1,9 +1,9 @@
-"""The functional body of a cell: what capture makes, what splitting and emission read.
+"""The body of a cell: its ops as data. `capture` makes it, `split` divides it into programs, which become code.
 
-A body is straight-line code over values of ONE example. Values are numbered: first the inputs (rows, shared,
-tangents), then one value per op. Nothing is mutated, every shape is static, and each op is a core ATen overload. A
-joint body also holds the gradients: they are ordinary values, computed from the tangents (the gradients of the
-outputs).
+A body is straight-line code over values of ONE example. Values are numbered: first the inputs, then one value per op.
+Inputs are rows (they differ between the nodes of a batch), shared tensors (they do not) and tangents (the gradients of
+the outputs, which come in). Nothing is mutated, every shape is static, and each op is a core ATen overload. A joint
+body also computes the gradients of its inputs: they are ordinary values, made from the tangents.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Val:
 
 @dataclass(frozen=True, slots=True)
 class Across:
-    """The target of an op that adds up over the rows of a mini-batch: rows in, a shared value out."""
+    """The target of an op that adds up over all rows of a mini-batch; the result is shared."""
 
     name: str
 
@@ -53,8 +53,7 @@ def constant(tensor: torch.Tensor) -> torch.Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One call. `args` and `kwargs` hold constants, `Val`s and tuples of them; `spec` is a tuple where a tuple comes
-    out."""
+    """One call. `args` and `kwargs` hold constants, `Val`s and tuples of these; `spec` is a tuple if the result is."""
 
     target: Any
     args: tuple[Any, ...]
@@ -86,10 +85,11 @@ class Op:
 
 @dataclass(frozen=True)
 class Body:
-    """Values 0.. are `rows`, then `shared` (explicit, then bound), then `tangents`, then the results of `ops`.
+    """Values 0, 1, … are `rows`, then `shared` (arguments, then enclosed tensors: those that the cell finds by itself,
+    such as parameters), then `tangents`, then the results of `ops`.
 
     `row_grads` and `shared_grads` hold None where no gradient flows; `tangent_of[k]` is the tangent of output k, or
-    None. `reach[k]` are the inputs that a gradient of output k flows to, also where it is zero whatever the tangent.
+    None. `reach[k]` are the inputs to which autograd would send a gradient of output k, even if it is always zero.
     """
 
     rows: tuple[Spec, ...]
@@ -101,7 +101,7 @@ class Body:
     shared_grads: tuple[Val | None, ...]
     tangent_of: tuple[Val | None, ...]
     reach: tuple[frozenset[int], ...]
-    num_own: int | None = None  # after a split: how many of the ops are the cell's own, the others were added
+    num_own: int | None = None  # after a split: how many ops (the first ones) are the cell's own; the rest were added
 
     def head(self) -> Body:
         """The cell's own ops."""
@@ -117,7 +117,7 @@ class Body:
 
     @property
     def results(self) -> list[Val]:
-        """Every value somebody outside asks for."""
+        """Every value that is wanted outside: outputs and gradients."""
         return [*self.outputs, *(g for g in (*self.row_grads, *self.shared_grads) if g is not None)]
 
     def op(self, value: Val | int) -> Op | None:
@@ -164,7 +164,8 @@ class Body:
 
 
 def is_row_op(op: Op, levels: Sequence[bool]) -> bool:
-    """Random ops draw for every row; sums across rows are shared; else a result differs if an operand does."""
+    """Whether a result differs between rows. Random ops draw for every row; sums across rows are shared; all other
+    results differ if an operand does."""
     return not isinstance(op.target, Across) and (op.is_random or any(levels[v.index] for v in op.operands))
 
 
@@ -178,7 +179,7 @@ def find_vals(tree: Any) -> Iterator[Val]:
 
 
 def swap_vals(tree: Any, swap: Callable[[Val], Any]) -> Any:
-    """The tree with every value replaced; lists become tuples, so that ops can be compared."""
+    """The tree with every value replaced by `swap(value)`; lists become tuples, so that ops can be compared."""
     if isinstance(tree, Val):
         return swap(tree)
     if isinstance(tree, (tuple, list)):
@@ -187,7 +188,7 @@ def swap_vals(tree: Any, swap: Callable[[Val], Any]) -> Any:
 
 
 class Draft:
-    """A body under construction: equal ops are merged as they are added (random ones stay apart)."""
+    """A body under construction. Equal ops are merged as they are added, but for random ones."""
 
     def __init__(self, inputs: Sequence[Spec], is_row: Sequence[bool]) -> None:
         self.num_inputs = len(inputs)
@@ -205,7 +206,7 @@ class Draft:
         return draft
 
     def body(self, like: Body) -> Body:
-        """The body this draft has become; inputs and results as in `like`."""
+        """The finished body, with inputs and results as in `like`."""
         return replace(like, ops=tuple(self.ops), num_own=like.num_own or len(like.ops))
 
     def add(self, op: Op) -> Val:
@@ -262,7 +263,7 @@ def renamed(body: Body, ops: tuple[Op, ...], now: Callable[[Val], Val]) -> Body:
 
 
 def live_values(body: Body, wanted: Sequence[Val], stop: frozenset[int] | set[int] = frozenset()) -> set[int]:
-    """Everything the wanted values are computed from, themselves included; the walk does not go behind `stop`."""
+    """Everything that the wanted values are computed from, and they themselves; not what `stop` is computed from."""
     live: set[int] = set()
     stack = [v.index for v in wanted]
     while stack:
@@ -277,7 +278,7 @@ def live_values(body: Body, wanted: Sequence[Val], stop: frozenset[int] | set[in
 
 
 def _key(tree: Any) -> Any:
-    """Hashable, and tells 1 from 1.0 and True and 0.0 from -0.0."""
+    """A hashable key that, unlike ==, tells 1, 1.0 and True apart, and 0.0 from -0.0."""
     if isinstance(tree, (tuple, list)):
         return tuple([_key(item) for item in tree])
     return tree if isinstance(tree, Val) else (type(tree), repr(tree) if isinstance(tree, float) else tree)

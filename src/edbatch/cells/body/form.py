@@ -1,6 +1,6 @@
-"""The forms of a cell that have a body: what the emitters, torch ops and fused kernels, have in common.
+"""What the two ways to compile a body have in common: as torch ops (`torch_ops`) and as fused kernels (`fused`).
 
-In: a body. Out: `Programs` for inference and for every choice of wanted gradients, each made once.
+In: a body, the ops of a cell. Out: `Programs` for inference and for every choice of wanted gradients, each made once.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from edbatch.cells.kernel import Mask, Programs
 
 
 class BodyForm(ABC):
-    """A captured body, ready to be emitted.
+    """A captured body, ready to be turned into code.
 
     Args:
         sparse: the shared inputs whose gradients are sparse.

@@ -1,8 +1,9 @@
-"""What is linear: which ops commute with the sum over rows, and which products that sum turns into one GEMM.
+"""Which ops of a body are linear, and two uses of it. In: a body's draft. Out: further ops in the draft.
 
-Two uses: gradients of outputs that nobody asks for are zeros, and zeros vanish in linear ops (`without_tangents`);
-and the gradient of a shared input is a sum over rows, which moves inwards through linear ops until it meets a product
-of two row values (`Summing`): the sum of products over all rows of a mini-batch is one matrix product.
+Outputs without a gradient have a zero tangent, and linear ops of zeros need not be computed (`without_tangents`). The
+gradient of a shared input, such as a weight, is a sum over all rows of a mini-batch. It moves inwards through linear
+ops until it meets a product of two values that differ between rows (`Summing`): the sum of such products over all rows
+is one matrix product.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SUM, TAKE, COUNT = Across("sum_rows"), Across("take_sum"), Across("times_rows")
 PRODUCT, PRODUCTS, MATRICES = Across("sum_products"), Across("sum_batched_products"), Across("sum_matrix_products")
 EMBED, SPARSE, PUT = Across("sum_embedded"), Across("sparse_embedded"), Across("sum_put")
 
-# target -> operand places in which the op is linear while the others stay fixed
+# target -> the arguments, by place, in each of which the op is linear while the others stay fixed
 LINEAR: dict[Any, tuple[int, ...]] = {
     **dict.fromkeys((aten.view.default, aten.permute.default, aten.expand.default, aten.neg.default), (0,)),
     **dict.fromkeys(
@@ -41,10 +42,10 @@ JOINT = {aten.add.Tensor, aten.sub.Tensor, aten.cat.default}  # linear in all te
 
 
 def without_tangents(draft: Draft, body: Body, absent: set[int]) -> list[Val | None]:
-    """Adds to the draft what becomes of the body's ops when some tangents are zero.
+    """Adds to the draft the body's ops as they are when some tangents are zero.
 
-    Returns each value's successor; None is zero. What does not depend on the absent tangents stays as it is (a
-    random op must not be drawn again).
+    Returns for each value the one that stands for it now; None is zero. Ops that do not depend on the absent tangents
+    stay as they are: a random op must not draw twice.
     """
     now: list[Val | None] = [None if i in absent else Val(i) for i in range(body.num_inputs)]
     for index, op in enumerate(body.ops, body.num_inputs):
@@ -86,10 +87,10 @@ def _zeros(draft: Draft, spec: Spec) -> Val:
 
 
 class Summing:
-    """Plans the sums over all rows of a mini-batch; adds the ops that compute them to the draft.
+    """Adds the ops to the draft that compute sums over all rows of a mini-batch.
 
-    `available` are the row values that are stored anyway. After `collect` has seen every gradient, `summed` plans
-    each one; `sums` are the row values that have to be added up batch by batch, as the backward pass makes them.
+    `available` are the row values that are stored anyway. Call `collect` for every gradient first, then `summed` for
+    each. Afterwards `sums` are the row values that backward has to add up batch by batch as it computes them.
     """
 
     def __init__(self, draft: Draft, available: set[int]) -> None:
@@ -100,7 +101,7 @@ class Summing:
         self._reached: dict[int, bool] = {}
 
     def collect(self, value: Val) -> None:
-        """Finds the products below a gradient: their operands will be stored."""
+        """Finds the products that a gradient is made of: their operands will be stored."""
         if value.index in self._collected:
             return
         self._collected.add(value.index)
@@ -157,8 +158,8 @@ class Summing:
         return rows if len(rows) == 1 and any(op.args[p] == rows[0] for p in places if p < len(op.args)) else []
 
     def _product(self, value: Val) -> tuple[Op, Any] | None:
-        """If the value is a product of row values: the op that sums it over rows, and what is left to do with its
-        result."""
+        """If the value is a product of row values: the op that sums it over rows, and a function that makes the wanted
+        value of that op's result."""
         op = self.draft.op(value)
         if op is None or op.target not in _PRODUCTS or not self.draft.is_row[value.index]:
             return None
@@ -186,7 +187,7 @@ def _mm(draft: Draft, op: Op) -> tuple[Op, Any] | None:
         return None
     made = draft.op(b)
     if draft.spec(b).shape[0] > 1 and made is not None and made.target is aten.permute.default:
-        return Op(MATRICES, (a, b), (), op.spec), _keep  # as one product it would need copies of both, transposed
+        return Op(MATRICES, (a, b), (), op.spec), _keep  # as one product, both would have to be copied, transposed
     return Op(PRODUCT, (permute(draft, a, (1, 0)), b), (), op.spec), _keep
 
 
@@ -195,7 +196,7 @@ def _bmm(draft: Draft, op: Op) -> tuple[Op, Any] | None:
 
 
 def _mul(draft: Draft, op: Op) -> tuple[Op, Any] | None:
-    """An outer product: each dimension belongs to one operand alone."""
+    """An outer product: each dimension belongs to one operand only."""
     a, b = op.args
     if not isinstance(b, Val) or not _rows(draft, a, b) or a == b:
         return None
@@ -221,7 +222,7 @@ def _embed(draft: Draft, op: Op) -> tuple[Op, Any] | None:
 
 
 def _put(draft: Draft, op: Op) -> tuple[Op, Any] | None:
-    """`weight[i, j]`: values are added into a shared tensor of zeros."""
+    """The gradient of `weight[i, j]`: values are added into a shared tensor of zeros."""
     target, indices, values = op.args[:3]
     accumulates = len(op.args) > 3 and op.args[3]
     if not accumulates or draft.is_row[target.index] or not _rows(draft, values) or None in indices:

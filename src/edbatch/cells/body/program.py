@@ -1,4 +1,7 @@
-"""A program of a cell (prologue, infer, forward, backward, finish): what splitting gives to emission and gets back."""
+"""A program of a cell: the part of its body that runs at one time (prologue, infer, forward, backward or finish).
+
+`split` makes a `Program`; emission turns it into Python, an `Emitted`.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,15 @@ from edbatch.cells.body.body import Val
 
 
 class Place(NamedTuple):
-    """Where a value is found: buffer `number` of a group (rows, pro, outs, saved, deferred, out_grads, given)."""
+    """Where a value is found: buffer `number` of a group of buffers.
+
+    Groups: rows (operands), given (shared tensors), pro (results of the prologue), outs, saved (kept by forward),
+    out_grads, deferred (kept by backward).
+    """
 
     group: str
     number: int
-    shape: tuple[int, ...] | None = None  # the buffer's, if that is not the value's own
+    shape: tuple[int, ...] | None = None  # of the buffer, if it differs from that of the value
 
     @property
     def text(self) -> str:
@@ -23,10 +30,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Program:
-    """Which ops run, in order, and what surrounds them.
+    """Which ops run, in order, where they read and where results go.
 
-    `inputs`: where values are found. `dests`: buffer -> the value that must end in it. `sums`: (key, value) pairs to
-    add up over rows.
+    `inputs`: where values that it does not compute are found. `dests`: buffer -> the value to be written there.
+    `sums`: (key, value) pairs to add up over rows.
     """
 
     name: str
@@ -38,7 +45,7 @@ class Program:
     returns: tuple[Val | None, ...] | None = None
 
     def read(self, group: str) -> frozenset[int]:
-        """The numbers of the buffers of a group that it reads."""
+        """The numbers of the buffers of a group that the program reads."""
         return frozenset(place.number for place in self.inputs.values() if place.group == group)
 
     def reads(self, group: str, count: int) -> tuple[bool, ...]:

@@ -1,4 +1,4 @@
-"""Bodies rewritten op by op, and what rewriting asks of their products."""
+"""Helpers to rewrite bodies op by op: walks over the ops in some order, and questions about matrix products."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ aten = torch.ops.aten
 
 
 def walk(body: Body, rewrite: Callable[[Draft, int, Op, dict[int, Val]], Val], order: Sequence[int]) -> Body:
-    """Like `rebuild`, in a given order; `rewrite` also gets the op's number and what became of each value so far."""
+    """Like `rebuild`, in a given order; `rewrite` also gets the op's number and the new value of each value so far."""
     draft = Draft([*body.rows, *body.shared, *body.tangents], body.is_row[: body.num_inputs])
     now = {i: Val(i) for i in range(body.num_inputs)}
     for index in order:
@@ -24,7 +24,7 @@ def walk(body: Body, rewrite: Callable[[Draft, int, Op, dict[int, Val]], Val], o
 
 
 def shared_first(body: Body) -> list[int]:
-    """The ops in an order in which every shared value exists before the first row is computed."""
+    """The ops in an order in which all shared values are computed before any that differs between rows."""
     ops = range(body.num_inputs, len(body.specs))
     return [i for i in ops if not body.is_row[i]] + [i for i in ops if body.is_row[i]]
 
@@ -55,7 +55,7 @@ def _is_of_rows_and_weights(body: Body, index: int, target: Any) -> bool:
 
 
 def behind_views(body: Body | Draft, value: Val) -> Val:
-    """The value that this one is in another shape; slices are values of their own."""
+    """The value of which this one is a reshape, through any number of `view` ops; slices are not looked through."""
     while (op := body.op(value)) is not None and op.target is aten.view.default:
         value = op.args[0]
     return value

@@ -1,9 +1,9 @@
 """From a captured body to an equal one with fewer kinds of ops: the form that splitting and emission expect.
 
-Copies vanish (nothing is mutated, so a copy is its original), all changes of shape become `view`, all transpositions
-`permute`, pieces of a split become slices, and operands of mixed dtype are converted first, which is what torch does
-inside: afterwards no result depends on torch's rule that 0-d tensors do not promote, a rule that adding a batch
-dimension would change.
+Copies vanish: nothing is mutated, so the original will do. All changes of shape become `view`, all transpositions
+`permute`, and parts of a split become slices. Operands of mixed dtype are converted first, as torch does inside. Else
+results would depend on torch's rule that 0-d tensors do not promote others, and with a batch dimension they are no
+longer 0-d.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _rewrite(draft: Draft, op: Op) -> Val:
 
 
 def view(draft: Draft, x: Val, shape: tuple[int, ...]) -> Val:
-    """`x` in another shape; views of views start from the first one."""
+    """`x` in another shape; a view of a view is made from the original."""
     made = draft.op(x)
     if made is not None and made.target is aten.view.default:
         x = made.args[0]
@@ -105,7 +105,7 @@ def _expand(draft: Draft, op: Op) -> Val | None:
 
 
 def _item(draft: Draft, op: Op) -> Val | None:
-    """Pieces of a split or of unbind are slices and selections."""
+    """Parts of a split or of unbind become slices and selections."""
     source = draft.op(op.args[0])
     if source is None or source.target not in (aten.split_with_sizes.default, aten.unbind.int):
         return None
@@ -191,7 +191,7 @@ def _result_type(specs: list[Spec]) -> torch.dtype:
 
 
 def _copy(draft: Draft, op: Op) -> Val | None:
-    """Functionalized `x[...] = y`: the result is y, in x's description."""
+    """Functionalized `x[...] = y`: the result is y, with x's shape, dtype and device."""
     assert isinstance(op.spec, Spec)
     value = cast(draft, op.args[1], op.spec.dtype, op.spec.device)
     return (
@@ -200,7 +200,7 @@ def _copy(draft: Draft, op: Op) -> Val | None:
 
 
 def _full_like(draft: Draft, op: Op) -> Val | None:
-    """Only the shape matters, so the value is shared."""
+    """Only the shape of the operand matters, so the result is the same for all rows: shared."""
     assert isinstance(op.spec, Spec)
     value = op.args[1] if op.target is aten.full_like.default else int(op.target is aten.ones_like.default)
     kwargs = {"dtype": op.spec.dtype, "device": op.spec.device}
@@ -210,7 +210,7 @@ def _full_like(draft: Draft, op: Op) -> Val | None:
 
 
 def _masked_fill(draft: Draft, op: Op) -> Val | None:
-    """Filling with a tensor is a choice; the value takes the dtype of what it is filled into."""
+    """Filling with a tensor becomes `where`; the value is converted to the dtype of the filled tensor first."""
     x, mask, value = op.args
     assert isinstance(op.spec, Spec)
     return draft.call(aten.where.self, mask, cast(draft, value, op.spec.dtype, op.spec.device), x, spec=op.spec)

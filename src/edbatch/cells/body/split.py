@@ -1,8 +1,8 @@
-"""Splitting: from a joint body to the programs of one mini-batch.
+"""Splitting: from a joint body (outputs and gradients of a cell) to the programs that run in a mini-batch.
 
-In: a body and which gradients are wanted. Out: a `Split`: forward (writes outputs and what backward needs), backward
-(row gradients, and what the end needs) and finish (gradients of shared inputs, once for all rows of the mini-batch).
-Views are never stored: each side makes them anew from what is behind them.
+In: a body and which gradients are wanted. Out: a `Split`: forward (writes outputs, and saves what backward needs),
+backward (gradients of operands, and what finish needs) and finish (gradients of shared inputs such as weights, once for
+all rows of the mini-batch). Views are never stored: each program makes them again from the viewed value.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Split:
-    """The programs, over `body` (the cell's body and what the split added), and the specs of what is kept between
-    them. Inference has only `forward`."""
+    """The programs, over `body` (the cell's body and the ops that splitting added), and the specs of the values kept
+    between them: `saved` from forward to backward, `deferred` from backward to finish. Inference has only `forward`."""
 
     body: Body
     forward: Program
@@ -36,7 +36,7 @@ class Split:
 
 
 def prologue_values(body: Body) -> tuple[Val, ...]:
-    """The shared values that row ops or results read: computed once per mini-batch."""
+    """The shared values that are results, or operands of ops that run per row: computed once per mini-batch."""
     read = {v.index for i, op in enumerate(body.ops) if body.is_row[body.num_inputs + i] for v in op.operands}
     read |= {v.index for v in body.results}
     return tuple(Val(i) for i in sorted(read) if not body.is_row[i])
@@ -51,7 +51,7 @@ def prologue(body: Body) -> Program:
 
 
 def inference(body: Body) -> Split:
-    """Outputs only."""
+    """The only program of inference, which computes the outputs."""
     places = _Places(body)
     ops, inputs = places.walk(body.outputs, stored=False)
     dests = {Place("outs", k): v for k, v in enumerate(body.outputs)}
@@ -72,7 +72,7 @@ def split(
     absent = {t.index for t, need in zip(body.tangent_of, need_outs, strict=True) if t is not None and not need}
     now = without_tangents(draft, body, absent)
     row_grads = [now[g.index] if g is not None and n else None for g, n in zip(body.row_grads, need_rows, strict=True)]
-    row_grads = [None if g is None or is_zero(draft, g) else g for g in row_grads]  # nothing to add, as for ceil
+    row_grads = [None if g is None or is_zero(draft, g) else g for g in row_grads]  # nothing to add: of ceil, say
     shared_grads = [
         now[g.index] if g is not None and n else None for g, n in zip(body.shared_grads, need_shared, strict=True)
     ]
@@ -109,8 +109,8 @@ def _programs(body: Body, row_grads: list[Val | None], totals: list[Val | None],
 
 
 class _Places:
-    """Where stored values are found. What a program reads and nobody stores yet is saved (made by forward) or
-    deferred."""
+    """Where stored values are found. A value that a program reads and that is not stored yet becomes a saved one, if
+    forward computes it, else a deferred one."""
 
     def __init__(self, body: Body) -> None:
         self.body = body
@@ -140,8 +140,8 @@ class _Places:
         """The ops that compute the wanted values, and where their inputs are found.
 
         Args:
-            stored: outputs and forward values are read where they are stored, not computed.
-            inside: backward values are computed (else they are read as deferred ones).
+            stored: whether outputs and forward's values are read from memory instead of computed.
+            inside: whether backward's values are computed instead of read as deferred ones.
         """
         inputs: dict[int, Place] = {}
         ops: set[int] = set()

@@ -1,4 +1,8 @@
-"""Gradients of weights that share an operand, added up over all rows of a mini-batch by one product."""
+"""One matrix product for the gradients of several weights.
+
+In: gradients of weights, each a product summed over all rows of a mini-batch. Out: the same gradients; those whose
+products share an operand are slices of one wider product, which takes less time than several.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +21,7 @@ aten = torch.ops.aten
 
 
 def stack_sums(draft: Draft, totals: Sequence[Val | None]) -> list[Val | None]:
-    """Gradients of weights that share an operand become slices of one product over all rows of the mini-batch."""
+    """The totals, where products over all rows of the mini-batch that share an operand become slices of one product."""
     reached = _reached(draft, totals)
     groups: dict[int, list[Val]] = {}
     for value in reached:
@@ -25,7 +29,7 @@ def stack_sums(draft: Draft, totals: Sequence[Val | None]) -> list[Val | None]:
         if op is not None and op.target == PRODUCT and all(draft.spec(v).shape[0] == 1 for v in op.args):
             groups.setdefault(op.args[1].index, []).append(value)
     now: dict[int, Val] = {}
-    pieces: dict[int, tuple[Val, int]] = {}  # the value behind a piece -> (all pieces side by side, where it begins)
+    pieces: dict[int, tuple[Val, int]] = {}  # an operand -> (all operands side by side, its begin)
     for group in groups.values():
         if len(group) > 1:
             _stack_group(draft, group, now, pieces)

@@ -1,4 +1,5 @@
 """From a function to a body: the function runs once on tensors without data, and its ops are written down.
 
-In: a function and the specs of its arguments. Out: a `Captured`. Imports `cells.body`.
+In: a function of one example and the specs (shape, dtype, device) of its arguments. Out: a `Captured`, whose body holds
+the ops. Imports `cells.body`.
 """

@@ -1,11 +1,12 @@
-"""Capture: runs a cell once on fake tensors and writes down the functional core ATen ops it is made of.
+"""Capture: runs a cell's function once on fake tensors and writes down the functional core ATen ops it is made of.
 
-In: a function of one example's tensors and the specs of its arguments. Out: a `Captured`: a joint body (forward and
-gradients), the real tensors found inside (parameters, buffers, closures), and the tree of results.
+In: a function of one example's tensors and the specs of its arguments. Out: a `Captured`: a joint body (the ops of
+forward and of the gradients), the enclosed tensors (real ones that the function finds by itself: parameters, buffers,
+closures), and the tree of results.
 
-A dispatch mode records the ops (`op_recorder`), a torch-function mode lends stand-ins for the real tensors
+A dispatch mode writes down the ops (`op_recorder`), a torch-function mode replaces real tensors by fake ones
 (`stand_ins`), and autograd itself derives the backward ops, so custom autograd functions, `detach` and `no_grad` keep
-their meaning. A body that writes in place is traced again through torch's functionalization.
+their meaning. A function that writes in place is run again under torch's functionalization.
 """
 
 from __future__ import annotations
@@ -56,7 +57,8 @@ from edbatch.torch_state.surroundings import (
     inside,
 )
 
-# Attention is plain products in a body: whether a kind is on, how to turn it off (one of them on), and on or off again.
+# In a body, attention is plain matrix products. So all kinds but "math" are turned off meanwhile. Of each kind: whether
+# it is on, what sets it for the capture, what sets it back.
 _ATTENTION = [
     Setting(is_on, partial(turn, turn is torch.backends.cuda.enable_math_sdp), turn)
     for is_on, turn in (
@@ -66,7 +68,7 @@ _ATTENTION = [
         (torch.backends.cuda.math_sdp_enabled, torch.backends.cuda.enable_math_sdp),
     )
 ]
-# Fake tensors that do not fit together are an error alone, without the page that torch logs of it.
+# Fake tensors that do not fit together raise an error; torch's long log message about it is turned off.
 _LOGGING = Setting(lambda: LOG.disabled, partial(setattr, LOG, "disabled", True), partial(setattr, LOG, "disabled"))
 KEEPS = (
     "a cell keeps a tensor that it computes where it outlives the call: in a closure, a global, an object of your own "
@@ -79,22 +81,23 @@ _LOCK = threading.RLock()  # fake tensors and decompositions are not for two thr
 
 @dataclass(frozen=True)
 class Captured:
-    """`leaves` are the results in pytree order: None where a tensor goes, else the constant wrapped in a 1-tuple."""
+    """A captured function. `bound` are its enclosed tensors. `leaves` are the results in pytree order: None for a
+    tensor, else the constant in a 1-tuple."""
 
     body: Body
     bound: tuple[torch.Tensor, ...]
     leaves: tuple[tuple[Any] | None, ...]
     tree: pytree.TreeSpec
-    sparse: frozenset[int]  # shared inputs looked up with sparse=True
+    sparse: frozenset[int]  # shared inputs that are tables of an embedding with sparse=True
     writes: tuple[int, ...] = ()  # rows that are written in place: their new values are the last outputs of the body
-    same: tuple[int | None, ...] = ()  # of each tensor among the results the written row that it is, if it is one
-    views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
-    seen: frozenset[int] = frozenset()  # with cuts: the numbers of the ops whose results Python saw
+    same: tuple[int | None, ...] = ()  # for each tensor of the results: the written row that it is, if any
+    views: tuple[frozenset[int], ...] = ()  # for each output: the rows whose memory it shares; -1: other memory
+    seen: frozenset[int] = frozenset()  # with cuts: the ops, by number, whose results were seen by Python code
     ahead: Body | None = None  # with cuts: the body of what was cut off; its outputs are the last rows of `body`
 
 
 class _Trace:
-    """One run of the function: owns the modes and knows which tensors are ours."""
+    """One run of the function: owns the modes, and knows which tensors belong to this run."""
 
     def __init__(self, functional: bool, cuts: Collection[int] | None = None) -> None:
         self.fake = FakeMode()
@@ -108,12 +111,12 @@ class _Trace:
         self.cutting = None if cuts is None else Cutting(cuts, self.recorder, self._leaf)
 
     def _leaf(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A row that stands for a value which is cut off."""
+        """A further row input, in place of a value that is computed ahead (see `cutting`)."""
         return self.input("row", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
 
     def input(self, kind: str, spec: Spec, stride: Any = None, requires_grad: bool = False) -> torch.Tensor:
-        """A new leaf of the trace."""
-        # Under no_grad the body may turn gradients on; on a device that is not there autograd would abort.
+        """A new input of the body, as a leaf of autograd."""
+        # A function captured under no_grad may turn gradients on. For a device that is missing, autograd would abort.
         requires_grad = requires_grad and (self.grad or spec.device.type == "cpu")
         with without_dispatch_modes(), _Functionalized(False), self.fake:
             if stride is None:
@@ -128,11 +131,11 @@ class _Trace:
         return is_functional(tensor) or getattr(tensor, "fake_mode", None) is self.fake
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Ours as they are; a real one (or a fake one of somebody else) by a stand-in of the same description."""
+        """For tensors of this run the tensor itself; for others a fake one of the same shape, strides and dtype."""
         if self.is_ours(tensor):
             return tensor
         if isinstance(getattr(tensor, "fake_mode", None), FakeMode):
-            raise RecordingError(KEEPS)  # in an earlier capture
+            raise RecordingError(KEEPS)  # the cell kept it from an earlier capture
         if id(tensor) not in self.stand_ins:
             if tensor.layout is not torch.strided:
                 raise CaptureError(f"a tensor of layout {tensor.layout} is used inside")
@@ -153,7 +156,7 @@ class _Trace:
         with self.fake, self.recorder, _Functionalized(self.functional):
             leaves = [self.input("row", spec, requires_grad=spec.is_float) for spec in rows]
             self.shared += [self.input("shared", spec, requires_grad=spec.is_float) for spec in shared]
-            with torch.enable_grad():  # a leaf could not be written in place at all
+            with torch.enable_grad():  # copies, because leaves cannot be written in place
                 given = [x.clone() if x.requires_grad else x for x in leaves]
             explicit, before = list(self.shared), [self.value(t) for t in given]
             self.lend.given = [*given, *explicit]
@@ -176,7 +179,7 @@ class _Trace:
         return Captured(body, tuple(self.bound.values()), constants, tree, sparse, writes, same, views, seen, ahead)
 
     def close(self) -> list[weakref.ref[torch.Tensor]]:
-        """Drop all tensors, and tell which these were."""
+        """Drop all tensors. Returns weak references to them."""
         made = [weakref.ref(t) for t in self.recorder.alive if isinstance(t, torch.Tensor)]
         off = {} if self.cutting is None else self.cutting.off
         for held in (self.recorder.alive, self.shared, self.stand_ins, self.lend.sparse, off):
@@ -191,8 +194,8 @@ class _Trace:
         same: Sequence[int | None],
         writes: Sequence[int],
     ) -> tuple[frozenset[int], ...]:
-        """Of each output the rows whose memory it shares; -1 if it shares that of a shared tensor or of another
-        output. A written row is no other than its new value, nor is a result that is this row."""
+        """For each output the rows whose memory it shares; -1 if it shares that of a shared tensor or another output.
+        The new value of a written row, and a result that is this row itself, do not count as sharing with the row."""
         owners: dict[int, set[int]] = {}
         for i, t in enumerate(given):
             owners.setdefault(storage_number(t), set()).add(i)
@@ -205,7 +208,7 @@ class _Trace:
         return tuple([frozenset(rows - mine) for rows, mine in zip(found, own, strict=True)])
 
     def _run_lending(self, function: Callable[..., Any], *inputs: torch.Tensor) -> Any:
-        """The function's result; real tensors that it uses are replaced by stand-ins."""
+        """The function's result; real tensors that it uses are replaced by fake ones meanwhile."""
         if self.cutting is None:
             applying.set(partial(lend_applied, self.stand_in))
             with self.lend:
@@ -215,15 +218,14 @@ class _Trace:
             return function(*inputs)
 
     def _body(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], retain: bool = False) -> Body:
-        """The body that computes `outs`, and from their gradients those of `leaves` (the first rows) and of shared
-        inputs."""
+        """The body that computes `outs`, and also the gradients of `leaves` (the first rows) and of shared inputs."""
         reach = self._reach(leaves, outs)
         row_grads, shared_grads, tangent_of = self._gradients(leaves, outs, retain)
         row_grads += [None] * (len(self.recorder.inputs["row"]) - len(leaves))
         return self.recorder.body([self.value(t) for t in outs], row_grads, shared_grads, tangent_of, reach)
 
     def _reach(self, leaves: Sequence[torch.Tensor], outs: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
-        """Of each output the inputs that its gradient flows to, as autograd sees it."""
+        """For each output the inputs to which autograd sends its gradient."""
         first = len(self.recorder.inputs["row"])
         inputs = [*enumerate(leaves), *enumerate(self.shared, first)]
         number_of = {_end(t): i for i, t in inputs if t.requires_grad}
@@ -251,17 +253,17 @@ class _Trace:
 
 
 def _end(leaf: torch.Tensor) -> Any:
-    """Where gradients of an input end: at its own node, if it has one (those of functionalization do), or at itself."""
+    """Where gradients of an input end: at its grad_fn, if it has one (under functionalization), or at itself."""
     return id(leaf) if leaf.grad_fn is None else leaf.grad_fn
 
 
 def _ends_behind(out: torch.Tensor) -> list[Any]:
-    """Where gradients of an output may end."""
+    """All the places where gradients of an output may end."""
     if out.grad_fn is None:
         return [_end(out)]
     nodes = [out.grad_fn]
     seen = set(nodes)
-    for node in nodes:  # it grows
+    for node in nodes:  # the list grows meanwhile
         behind = {n for n, _ in node.next_functions if n is not None} - seen
         seen |= behind
         nodes += behind
@@ -269,23 +271,23 @@ def _ends_behind(out: torch.Tensor) -> list[Any]:
 
 
 def _has_gradient(out: torch.Tensor) -> bool:
-    """Whether a gradient flows back from a result. A view made under no_grad says so of itself, and none does."""
+    """Whether a gradient flows back from a result. A view made under no_grad may have requires_grad, but none flows."""
     return out.requires_grad and (out.grad_fn is not None or not is_view(out))
 
 
 def capture(
     function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec], cuts: Collection[int] | None = None
 ) -> Captured:
-    """Captures the body in the caller's grad mode and autocast state.
+    """Captures a function in the caller's grad mode and autocast state.
 
     Args:
-        cuts: the numbers of ops at whose results the body is cut in two (`Captured.ahead`); none, to learn only where
-        it could be cut (`Captured.seen`).
+        cuts: None for the whole body. Else the numbers of ops at whose results it is cut in two (`Captured.ahead`); an
+        empty list only finds out where it could be cut (`Captured.seen`).
 
     Raises:
-        CaptureError: the body is no fixed functional graph. What the function itself raises passes through.
+        CaptureError: the function is no fixed graph of ops. Errors of the function itself are passed on.
     """
-    patience = Patience()  # torch asks for the device of fake tensors where an interrupt would end the process
+    patience = Patience()  # holds interrupts back: one inside torch's question for the device would end the process
     settled = Settled(*_ATTENTION, _LOGGING)
     contexts = patience, _LOCK, Surroundings(applying), Made(InferenceMode, False), settled, _Unsaved(), hooked()
     return inside(contexts, _capture, (patience, settled), function, rows, shared, cuts, has_grad())
@@ -302,14 +304,14 @@ def _capture(
     for context in contexts:
         context.begin()
     set_saving_traced(True)
-    torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of stand-ins
+    torch.set_autocast_cache_enabled(False)  # autocast must not remember casts of fake tensors
     with without_dispatch_modes(), torch.set_grad_enabled(grad):
         try:
             try:
                 return _traced(_Trace(functional=False, cuts=cuts), function, rows, shared)
             except InPlace:
                 if cuts is not None:
-                    raise  # what is cut off could be written later through a view
+                    raise  # a value computed ahead could be written later, through a view
             return _traced(_Trace(functional=True), function, rows, shared)
         except InPlace:
             raise CaptureError("the body writes in place in a way that cannot be made functional") from None
@@ -320,18 +322,18 @@ def _capture(
 
 
 def _traced(trace: _Trace, function: Callable[..., Any], rows: Sequence[Spec], shared: Sequence[Spec]) -> Captured:
-    """What a trace captures; nothing that it has made may outlive it."""
+    """What a trace captures. Raises if a tensor of the trace outlives it."""
     captured = trace.run(function, rows, shared)
     made = trace.close()
     if any(ref() is not None for ref in made):
-        gc.collect()  # perhaps only a cycle
+        gc.collect()  # perhaps only a reference cycle holds it
         if any(ref() is not None for ref in made):
             raise RecordingError(KEEPS)
     return captured
 
 
 class _Unsaved:
-    """A context after which hooks for saved tensors are called in this thread as before."""
+    """A context at whose end hooks for saved tensors are on or off in this thread, as they were before."""
 
     def __enter__(self) -> None:
         self._was_tracing = _is_tracing()
@@ -341,16 +343,16 @@ class _Unsaved:
 
 
 def _is_tracing() -> bool:
-    """Whether hooks for saved tensors are not called; torch tells it only to those who set it."""
+    """Whether hooks for saved tensors are off. torch tells the old setting only to a caller that sets a new one."""
     is_tracing: bool = set_saving_traced(False)
-    if is_tracing:  # whoever traces around us takes it back, also if an interrupt comes here
+    if is_tracing:  # should an interrupt come before this, the tracer that runs around us sets it back
         set_saving_traced(True)
     return is_tracing
 
 
 class _Functionalized:
-    """A context in which torch's functionalization is on or off: in-place ops then reach the recorder as functional
-    ones."""
+    """A context in which torch's functionalization is on or off. While it is on, in-place ops reach the recorder as
+    functional ones."""
 
     def __init__(self, on: bool):
         self._on = on

@@ -1,10 +1,10 @@
-"""Hoisting: the products of a cell that depend on no recurrent operand, as a body of their own that can run ahead.
+"""Hoisting: a cell is cut in two, so that matrix products that wait for no recurrence run ahead, for all steps at once.
 
-In: a cell's body, how to capture it again, and which rows are recurrent. Out: the two captured pieces that together
-equal the cell, or None when nothing is worth it. The piece ahead computes a few values (the cuts); the piece that
-remains takes them as further rows, after the rows that it still reads itself, and gives their gradients back. The body
-is captured once to see where it can be cut and once with the cuts, so that the gradients of both pieces are autograd's
-own (see `cutting`).
+In: a cell's body, how to capture it again, and which operands are recurrent. Out: the two captured parts that together
+equal the cell, or None if that is not worth while. The part ahead computes a few values (the cuts). The part that
+remains takes them as further operands, after those that it still reads itself, and gives their gradients back. The cell
+is captured once to see where it can be cut and once with the cuts, so that autograd itself derives the gradients of
+both parts (see `cutting`).
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ aten = torch.ops.aten
 PRODUCTS = frozenset({
     aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default, aten.convolution.default,
 })  # fmt: skip
-MAX_WIDTH = 16  # the cuts of a node hold at most this many times what its largest argument or result holds
+MAX_WIDTH = 16  # the cuts of a node have at most so many times the elements of its largest argument or result
 
 
 @dataclass(frozen=True)
 class Piece:
-    """A captured piece of a cell, and which of the cell's rows and explicit shared inputs it reads, in its order."""
+    """One of the two captured parts of a cell. `rows` and `shared`: which operands and shared arguments of the cell it
+    reads, in its own order."""
 
     captured: Captured
     rows: tuple[int, ...]
@@ -40,11 +41,11 @@ class Piece:
 
 
 def hoist(body: Body, again: Recapture, recurrent: Sequence[bool]) -> tuple[Piece, Piece] | None:
-    """The piece of a body that can run ahead and the one that remains; None if no product depends only on rows that
-    are not recurrent, or the body draws random numbers.
+    """The part of a cell that can run ahead and the part that remains; None if every product depends on a recurrent
+    operand, or if the body draws random numbers.
 
     Raises:
-        CaptureError: the body cannot be captured in two pieces.
+        CaptureError: the cell cannot be captured in two parts.
     """
     if any(op.is_random for op in body.ops) or not any(_Levels(body, recurrent).has_product):
         return None
@@ -62,7 +63,7 @@ def hoist(body: Body, again: Recapture, recurrent: Sequence[bool]) -> tuple[Piec
 
 
 def find_cuts(body: Body, seen: Collection[int], recurrent: Sequence[bool]) -> list[int]:
-    """The numbers of the ops to cut at: the last values before the recurrence that have a product behind them.
+    """The numbers of the ops to cut at: the last values before the recurrence that are computed from a product.
 
     Args:
         body: as captured. seen: the numbers of the ops that can be cut at.
@@ -72,13 +73,13 @@ def find_cuts(body: Body, seen: Collection[int], recurrent: Sequence[bool]) -> l
     found = _first(body, _fewest(levels, can_cut, _smallest(levels, can_cut)))
     arguments = [*body.rows, *(body.spec(v) for v in body.outputs)]
     if levels.total(found) > MAX_WIDTH * max(math.prod(spec.shape) for spec in arguments):
-        return []  # e.g. a matrix for every node: all of them together would take more memory than the rest
+        return []  # such as a matrix for every node: together they would take more memory than all else
     return [value - body.num_inputs for value in found]
 
 
 class _Levels:
-    """What every value of a body depends on: `is_recurrent` on a recurrent row (or a tangent), `has_product` on other
-    rows only, and on a product with one of them."""
+    """What every value of a body depends on. `is_recurrent`: on a recurrent operand or a tangent. `has_product`: on
+    none of these, but on a matrix product of another operand, so it can be computed ahead."""
 
     def __init__(self, body: Body, recurrent: Sequence[bool]) -> None:
         self.body = body
@@ -93,18 +94,18 @@ class _Levels:
 
     @property
     def ahead(self) -> Iterator[int]:
-        """The values with a product behind them, in order."""
+        """The values that can be computed ahead and contain a product, in order."""
         return (i for i, found in enumerate(self.has_product) if found)
 
     def boundary(self) -> Iterator[int]:
-        """Those that recurrent ops read or that are results."""
+        """Those of `ahead` that recurrent ops read or that are results."""
         live = sorted(live_values(self.body, self.body.outputs))
         ops = [op for i in live if self.is_recurrent[i] and (op := self.body.op(i)) is not None]
         read = [v.index for v in (*self.body.outputs, *(v for op in ops for v in op.operands))]
         return (i for i in read if self.has_product[i])
 
     def behind(self, value: int) -> list[int]:
-        """Those that a value is computed from."""
+        """Those of `ahead` that a value is computed from."""
         op = self.body.op(value)
         return [] if op is None else list({v.index: None for v in op.operands if self.has_product[v.index]})
 
@@ -118,9 +119,9 @@ class _Levels:
 
 
 def _smallest(levels: _Levels, can_cut: Collection[int]) -> list[int]:
-    """Cuts between the products and the recurrence where the values are smallest, e.g. before a broadcast; of values
-    of one size the last."""
-    best: dict[int, dict[int, None] | None] = {}  # the cuts that would give a value; None: a product cannot be cut off
+    """Cuts between the products and the recurrence, where the values are smallest, such as before a broadcast. Among
+    values of one size the last is taken."""
+    best: dict[int, dict[int, None] | None] = {}  # the cuts from which a value follows; None: not without a product
     for value in levels.ahead:
         parts = [best[b] for b in levels.behind(value)]
         best[value] = (
@@ -133,7 +134,7 @@ def _smallest(levels: _Levels, can_cut: Collection[int]) -> list[int]:
 
 
 def _fewest(levels: _Levels, can_cut: Collection[int], cuts: list[int]) -> list[int]:
-    """Cuts right after the products instead, where these are fewer and no larger: one operand instead of its pieces."""
+    """Cuts right after the products instead, if they are fewer and no larger: one operand instead of its slices."""
     views: dict[int, int] = {}  # a view of a product -> the earliest one that can be cut at
     for value in levels.ahead:
         behind = levels.behind(value)
@@ -147,7 +148,7 @@ def _fewest(levels: _Levels, can_cut: Collection[int], cuts: list[int]) -> list[
 
 
 def _search(levels: _Levels, start: Iterable[int], is_found: Callable[[int], bool]) -> list[int]:
-    """The first values found on all ways back from the ones to start with; ways that find none are left out."""
+    """Walks back from `start` along operands; on every path the first value that `is_found` accepts, if any."""
     met = dict.fromkeys(start)
     waiting, found = list(met), []
     for value in waiting:
@@ -161,7 +162,7 @@ def _search(levels: _Levels, start: Iterable[int], is_found: Callable[[int], boo
 
 
 def _first(body: Body, cuts: list[int]) -> list[int]:
-    """The cuts that no other cut lies behind: what follows a cut is computed from its leaf, not ahead."""
+    """The cuts that depend on no other cut: after a cut the function goes on with a new leaf, so nothing is ahead."""
     found: list[int] = []
     for cut in sorted(cuts):
         if live_values(body, [Val(cut)]).isdisjoint(found):
@@ -183,7 +184,7 @@ def _is_view(body: Body, value: int) -> bool:
 
 
 def _piece(captured: Captured, again: Recapture, kept: Collection[int]) -> Piece:
-    """A captured body without the inputs it does not need; the rows in `kept` stay."""
+    """A captured part, without the inputs that it does not need; the rows in `kept` stay."""
     body = captured.body
     live = live_values(body, body.results)
     first, tangent = len(body.rows), len(body.rows) + len(body.shared)

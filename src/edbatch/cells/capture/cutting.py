@@ -1,9 +1,9 @@
-"""Cutting: while a cell is captured, some of its intermediate values are cut off from what follows.
+"""Cutting: while a cell is captured, chosen intermediate values are replaced by new inputs. This cuts the cell in two.
 
-A torch-function mode sees what every torch call gives back. A result that is to be cut is remembered, and the function
-goes on with a new leaf in its place, as if it had been an argument: what follows then differentiates down to the leaf,
-and what came before differentiates from the result, each by autograd itself. Ops are known by their number in the
-trace, which is the same in every trace of a function.
+A torch-function mode sees the result of every torch call. A chosen result is remembered, and the function goes on with
+a new autograd leaf in its place, as if that had been an argument. So autograd differentiates each part separately: the
+later one ends at the leaf, the earlier one starts from the result. Ops are identified by their number in the trace,
+which is the same whenever the function is traced.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from edbatch.cells.capture.op_recorder import Recorder
 
 
 class Cutting(TorchFunctionMode):
-    """Notes the ops whose results Python sees (`seen`), and cuts at the ones with the given numbers.
+    """Collects the ops whose results Python code sees (`seen`), and cuts at those with the given numbers.
 
-    `leaf(tensor)` makes the leaf that stands for a result. `off` holds the results cut off, by op: (result, leaf).
+    `leaf(tensor)` makes the leaf that replaces a result. `off` holds for each op that was cut at (result, leaf).
     """
 
     def __init__(self, numbers: Collection[int], recorder: Recorder, leaf: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__()
         self.numbers, self.recorder, self.leaf = numbers, recorder, leaf
-        self._depth = 0  # of custom autograd functions
+        self._depth = 0  # how many custom autograd functions we are in
         self.seen: set[int] = set()
         self.off: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -34,7 +34,7 @@ class Cutting(TorchFunctionMode):
         return self._results(func(*args, **(kwargs or {})))
 
     def applied(self, call: Callable[[], Any]) -> Any:
-        """The result of a custom autograd function; what its forward calls is its own and stays uncut."""
+        """The result of a custom autograd function; there are no cuts inside its forward."""
         self._depth += 1
         try:
             result = call()

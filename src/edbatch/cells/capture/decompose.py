@@ -1,6 +1,7 @@
-"""Which ops a body may hold: torch's core decompositions, minus ops with a good batched kernel, plus a few of our own.
+"""Which ops a body may hold: a table of decompositions, op -> a function of simpler ops with the same result.
 
-Nothing here knows of batches: each decomposition equals the op on one example.
+These are torch's core decompositions, minus ops with a good batched kernel, plus a few of our own. Nothing here knows
+of batches: each decomposition equals its op on one example.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 from edbatch.torch_insides.ops import OpOverload, core_decompositions
 
 aten = torch.ops.aten
-_INTS = (torch.int64, torch.int32, torch.int16, torch.int8)  # as an index; numbers of uint8 are masks there
+_INTS = (torch.int64, torch.int32, torch.int16, torch.int8)  # dtypes of an index; uint8 means a mask there
 
 KEEP = frozenset({
     aten.detach.default,
@@ -66,7 +67,7 @@ def _layer_norm_backward(
     grad: torch.Tensor, x: torch.Tensor, shape: Any, mean: torch.Tensor, rstd: torch.Tensor, weight: Any, bias: Any,
     wanted: Any,
 ) -> Any:  # fmt: skip
-    """The input's gradient stays one kernel; those of weight and bias become sums, which defer."""
+    """The input's gradient stays one op; those of weight and bias become sums, which can wait for all rows."""
     if list(wanted) == [True, False, False]:
         return NotImplemented
     leading = list(range(x.ndim - len(shape)))
@@ -83,7 +84,7 @@ def _layer_norm_backward(
 
 
 def _embedding_backward(grad: torch.Tensor, index: torch.Tensor, size: int, padding: int, by_frequency: bool) -> Any:
-    """Frequencies count within one example, so the gradient is scaled here, before rows are added up."""
+    """Frequencies are counted within one example, so the gradient is scaled here, before examples are added up."""
     if not by_frequency:
         return NotImplemented
     flat = index.reshape(-1)
@@ -114,7 +115,7 @@ def _nll_loss_backward(
 
 
 def _split(x: torch.Tensor, size: int, dim: int = 0) -> Any:
-    """As torch's own, which imports sympy."""
+    """Like torch's own decomposition, which imports sympy."""
     if size <= 0 or x.shape[dim] == 0:
         return _core()[aten.split.Tensor](x, size, dim)
     starts = range(0, x.shape[dim], size)
@@ -122,7 +123,7 @@ def _split(x: torch.Tensor, size: int, dim: int = 0) -> Any:
 
 
 def _baddbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> Any:
-    """torch's own decomposition also takes operands of several dtypes, which the op does not."""
+    """Refuses mixed dtypes, as the op does; torch's own decomposition accepts them."""
     if not x.dtype == a.dtype == b.dtype:
         raise RuntimeError(f"baddbmm of operands of different dtypes: {x.dtype}, {a.dtype}, {b.dtype}")
     return _core()[aten.baddbmm.default](x, a, b, **factors)
@@ -138,8 +139,8 @@ def _trilinear(
 
 
 def index_by_tensors(x: torch.Tensor, index: Any) -> torch.Tensor:
-    """`x[index]`, where 0-d integer tensors stay data (plain torch reads them as Python ints). As ints they take one of
-    a dimension before anything else is done."""
+    """`x[index]` without reading 0-d integer tensors, which plain torch turns into Python ints. As for ints, these
+    dimensions are selected from first, before the rest of the index."""
     items = index if isinstance(index, tuple) else (index,)
     rest, dim, others = [], 0, x.ndim - sum(map(_num_dims, items))
     for item in items:
@@ -158,21 +159,21 @@ def _is_number(item: Any) -> bool:
 
 
 def _num_dims(item: Any) -> int:
-    """How many dimensions an item of an index is about; an ellipsis is about the rest."""
+    """How many dimensions an item of an index uses up, not counting what an ellipsis stands for."""
     if item is None or item is Ellipsis or isinstance(item, bool):
         return 0
     return item.ndim if isinstance(item, torch.Tensor) and item.dtype in (torch.bool, torch.uint8) else 1
 
 
 def _one_hot(index: torch.Tensor, num_classes: int = -1) -> torch.Tensor:
-    """torch's own looks at the data to check it."""
+    """Without the check of torch's own, which reads the data."""
     if num_classes <= 0:
         return torch.nn.functional.one_hot(index, num_classes)
     return (index.unsqueeze(-1) == torch.arange(num_classes, device=index.device)).to(torch.int64)
 
 
 def _lstm_cell(x: Any, state: Any, w_x: Any, w_h: Any, b_x: Any = None, b_h: Any = None) -> Any:
-    """torch's own writes in place on the CPU and is an op of its own, with a workspace, on other devices."""
+    """In plain ops. torch's own writes in place on the CPU; on other devices it is a special op with a workspace."""
     h, c = state
     i, f, g, o = (F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h)).chunk(4, dim=-1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
@@ -187,11 +188,11 @@ def _gru_cell(x: Any, h: Any, w_x: Any, w_h: Any, b_x: Any = None, b_h: Any = No
 
 
 def _rnn_cell(activation: Callable[[Any], Any]) -> Callable[..., Any]:
-    """As torch's own, whose products Python does not see."""
+    """Like torch's own, inside which Python code would not see the products (see `cutting`)."""
     return lambda x, h, w_x, w_h, b_x=None, b_h=None: activation(F.linear(x, w_x, b_x) + F.linear(h, w_h, b_h))
 
 
-# Calls that read data, write in place or differ between devices, where an equal one need not.
+# Calls that read data, write in place or differ between devices -> an equal call that does not.
 EQUAL_CALLS: dict[Any, Callable[..., Any]] = {
     torch.lstm_cell: _lstm_cell,
     torch.gru_cell: _gru_cell,

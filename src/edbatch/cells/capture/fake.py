@@ -1,9 +1,9 @@
-"""Fake tensors without torch's compiler.
+"""Fake tensors (they have a shape and a dtype, but no data) without torch's compiler.
 
-torch's own mode imports the compiler as soon as it is made, and so do its kernels for the meta device, which takes
-longer than everything else in the first call of a process. For tensors of the CPU this mode finds by itself what an
-op gives: it runs the op's own kernel on scratch tensors, which are all zeros. All else (other devices, ops that
-look at data, errors) is left to torch's mode, which is made when it is needed.
+torch's own fake tensor mode imports the compiler when it is made, and so do torch's kernels for the meta device. That
+takes longer than everything else in the first call of a process. For tensors on the CPU the mode here finds out by
+itself what an op returns: it runs the op's own kernel on scratch tensors, which are all zeros. All else (other devices,
+ops that look at data, errors) is left to torch's mode, which is made when it is first needed.
 
 Seconds for all captures of a model (torch 2.13, 2 shared cores, medians), with this mode and with torch's own: in the
 first call of a process 0.08 and 1.0 for tree-lstm, 0.16 and 1.7 for lattice-lstm, 0.39 and 2.0 for bilstm-tagger, 0.25
@@ -27,12 +27,12 @@ from edbatch.torch_state.surroundings import inside, undrawn
 
 aten = torch.ops.aten
 _CPU, _META = torch.device("cpu"), torch.device("meta")
-LARGE = 1 << 26  # elements: where inputs are of this size, nothing runs on scratch tensors
-LONG = 1 << 24  # elements: computing as many would take longer than the compiler's import
+LARGE = 1 << 26  # elements: ops with an input of this size do not run on scratch tensors
+LONG = 1 << 24  # elements: to compute so many would take longer than the import of the compiler
 _PRODUCTS = frozenset({aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default})
 _LIFT = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
-# torch's mode has rules of its own for these, for sizes that are symbols, other devices and several devices only.
+# torch's mode has special rules for these ops, but only for symbolic sizes, other devices and several devices.
 _ORDINARY = frozenset({
     aten._unsafe_view.default, aten.embedding.default, aten.slice_scatter.default, aten.empty_like.default,
     aten.full_like.default, aten.zeros_like.default, aten.ones_like.default, aten.new_empty.default,
@@ -84,7 +84,7 @@ class FakeMode(UnfinishedFakeMode):  # type: ignore[no-untyped-call]
                 self.is_large |= any(t.numel() >= LONG for t in leaves if isinstance(t, torch.Tensor))
                 if all(value is None or isinstance(value, torch.Tensor) for value in leaves):
                     return pytree.tree_map_only(torch.Tensor, lambda t: self._fake(_without_data(t)), result)
-        except Exception:  # torch's mode has the better words, and may even succeed
+        except Exception:  # torch's mode has the better message, or may even succeed
             pass
         return NotImplemented
 
@@ -100,26 +100,26 @@ class FakeMode(UnfinishedFakeMode):  # type: ignore[no-untyped-call]
         return meta if isinstance(meta, FakeTensor) else FakeTensor(self, meta, _CPU)
 
     def _lift(self, tensor: torch.Tensor) -> FakeTensor:
-        """A tensor made of numbers; a single number stays known, as in torch's mode."""
+        """The fake tensor for one made of Python numbers; a single number stays known, as in torch's mode."""
         known = tensor.clone() if tensor.numel() == 1 else None
         return FakeTensor(self, _without_data(tensor), _CPU, constant=known)
 
     def _is_all_ours(self, leaves: list[Any]) -> bool:
-        """Whether the tensors are fake, ours, on the CPU, and not all of them known numbers."""
+        """Whether the tensors are fake ones of this mode, on the CPU, and not all of them known numbers."""
         tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
         ours = [t for t in tensors if type(t) is FakeTensor and t.fake_mode is self and t.fake_device == _CPU]
         return len(ours) == len(tensors) and any(t.constant is None for t in ours)
 
 
 def _check_dtypes(func: OpOverload, operands: Any) -> None:
-    """torch's own mode lets products of several dtypes pass, which no device computes."""
+    """Refuses products of mixed dtypes, which no device computes, but torch's own mode accepts."""
     dtypes = dict.fromkeys(t.dtype for t in operands if isinstance(t, torch.Tensor))
     if len(dtypes) > 1:
         raise RuntimeError(f"{func} of operands of different dtypes: {', '.join(map(str, dtypes))}")
 
 
 def scratch(like: torch.Tensor) -> torch.Tensor:
-    """Zeros on the CPU of the same description; memory that nothing reads is never touched."""
+    """Zeros on the CPU of the same shape, strides and dtype; the system provides the memory only where it is read."""
     if like.numel() == 0:
         return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
     num_elements = 1 + sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
@@ -132,13 +132,13 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _draws(func: OpOverload) -> bool:
-    """Whether an op draws random numbers; those that it draws here must not be missing later."""
+    """Whether an op draws random numbers. It must not run here: that would advance the generator."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 
 @cache
 def _is_factory(func: OpOverload) -> bool:
-    """Whether an op makes a tensor out of numbers."""
+    """Whether an op makes a tensor from numbers, without tensor arguments."""
     schema = schema_of(func)
     return (
         func.namespace == "aten"
@@ -151,7 +151,7 @@ def _is_factory(func: OpOverload) -> bool:
 
 @cache
 def _is_ordinary(func: OpOverload) -> bool:
-    """Whether the description of an op's results depends on nothing but that of its operands."""
+    """Whether shape, strides and dtype of an op's results depend only on those of its operands."""
     return func.namespace == "aten" and not schema_of(func).is_mutable and (func in _ORDINARY or not has_own_rule(func))
 
 

@@ -1,4 +1,4 @@
-"""Which of torch's functions write in place, told by their names."""
+"""Which of torch's functions write in place, by their names, and which functions give the same result without that."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 IN_PLACE_OPERATORS = {f"__i{name}__" for name in OPERATORS}
-DESCRIBING = {"requires_grad_", "retain_grad_", "rename_"}  # these write no data
+DESCRIBING = {"requires_grad_", "retain_grad_", "rename_"}  # they end in _ but write no data
 
 
 def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
-    """The function that gives what `func` would write into its first argument; None if there is none."""
+    """The function that returns what `func` would write into its first argument; None if there is none."""
     name = getattr(func, "__name__", "")
     if not is_in_place(func) or name in ("__setitem__", "__set__"):
         return None

@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Modes:
-    """Those of one moment; `around` calls a function in them at another."""
+    """These modes as they are at one moment; `around` calls a function in them later."""
 
     dtype: torch.dtype
     autocast: tuple[tuple[str, bool, torch.dtype], ...]

@@ -1,6 +1,7 @@
-"""Recording: a dispatch mode that writes down every op that reaches it, decomposed, as the ops of a body.
+"""A dispatch mode that writes down the ops of a function as a body. In: the ops that reach the mode, which are
+decomposed further (see `decompose`). Out: a `Body`.
 
-make_fx would do, but takes three times as long.
+make_fx would do the same, but takes three times as long.
 """
 
 from __future__ import annotations
@@ -19,22 +20,23 @@ from edbatch.torch_insides.modes import QuietDispatchMode
 from edbatch.torch_insides.ops import is_composite, overload_of, schema_of
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
-_METADATA = {"squeeze_", "unsqueeze_", "t_", "transpose_", "detach_"}  # in place, but only on the tensor's description
+_METADATA = {"squeeze_", "unsqueeze_", "t_", "transpose_", "detach_"}  # in place, but data stays as it is
 
 
 class InPlace(Exception):
-    """The body writes in place: it has to be functionalized."""
+    """The function writes in place: it has to be captured again, with torch's functionalization."""
 
 
 class Recorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
-    """Writes down every op that reaches it, decomposed; tensors are known by identity. Inputs may come at any time."""
+    """Writes down every op that reaches it, decomposed. Tensors are told apart by identity. Further inputs may be added
+    at any time."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.entries: list[Op | str] = []  # a value each: an op, or the kind of an input
+        self.entries: list[Op | str] = []  # one per value: an op, or the kind of an input
         self.inputs: dict[str, list[tuple[Val, Spec]]] = {"row": [], "shared": [], "tangent": []}
         self.value_of: dict[int, Val] = {}
-        self.alive: list[Any] = []  # an id stays valid while its tensor lives
+        self.alive: list[Any] = []  # holds tensors: their ids stay valid only while they live
         self.table = decompositions()
 
     def input(self, kind: str, tensor: torch.Tensor) -> None:
@@ -43,14 +45,14 @@ class Recorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # questions, nearly all of them for x.device
+        if func.namespace == "prim":  # not ops but questions, nearly always for x.device
             return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
         for decompose in (self.table.get(func), func.decompose if func not in KEEP and is_composite(func) else None):
             if decompose is not None:
                 with self:
                     try:
                         result = decompose(*args, **kwargs)
-                    except ZeroDivisionError:  # torch's own, by the number of elements: then the op stays whole
+                    except ZeroDivisionError:  # torch's decomposition divides by the number of elements
                         continue
                 if result is not NotImplemented:
                     return result
@@ -107,7 +109,7 @@ class Recorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
         return sum(not isinstance(entry, str) for entry in self.entries[: value.index])
 
     def body(self, outputs: Any, row_grads: Any, shared_grads: Any, tangent_of: Any, reach: Any) -> Body:
-        """Puts the inputs first and renumbers."""
+        """The body, with its values renumbered so that inputs come first."""
         order = [v for kind in self.inputs.values() for v, _ in kind]
         order += [Val(i) for i, entry in enumerate(self.entries) if not isinstance(entry, str)]
         now = {v.index: Val(i) for i, v in enumerate(order)}

@@ -1,4 +1,4 @@
-"""How to capture a function once more, in the surroundings it was captured in first: grad mode, autocast, context."""
+"""Captures a function once more, in the surroundings of its first capture: grad mode, autocast, context variables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Recapture:
-    """Made where the function is captured first; calling it captures the function again."""
+    """Made when the function is captured first; calling this object captures the function again."""
 
     function: Callable[..., Any]
     rows: tuple[Spec, ...]
@@ -36,7 +36,7 @@ class Recapture:
         return self.around(lambda: capture(self.function, self.rows, self.shared, cuts))
 
     def around(self, call: Callable[[], T]) -> T:
-        """What a call gives in these surroundings."""
+        """The result of a call in these surroundings."""
         return cast(T, self.context.copy().run(inside, (Surroundings(),), self._around, call))
 
     def _around(self, call: Callable[[], T]) -> T:

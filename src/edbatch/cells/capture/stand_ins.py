@@ -1,8 +1,8 @@
-"""Lending: while a cell is captured, its real tensors (parameters, buffers, closures) are replaced by stand-ins.
+"""Stand-ins: while a cell is captured, its real tensors (parameters, buffers, closures) are replaced by fake ones.
 
 A torch-function mode sees every torch call of the function and swaps its tensor arguments; calls that cannot run
-without data are replaced by equal ones that can. Changes of attributes are undone: a stand-in must not stay in a
-module.
+without data are replaced by equal ones that can. Attributes that the function changes are set back: a stand-in must not
+stay in a module.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from edbatch.torch_insides.modes import DisableTorchFunction
 from edbatch.torch_state.belongings import Belongings
 from edbatch.torch_state.modules import modules_of
 
-DEPTH = 4  # of closures around a cell's own function
+DEPTH = 4  # how many closures within closures are searched for modules
 HOOKING = (torch.Tensor.register_hook, torch.Tensor.register_post_accumulate_grad_hook)
 
 
 class Lend(TorchFunctionMode):
-    """Replaces real tensors by stand-ins, and calls that fake tensors cannot do by equal ones."""
+    """Replaces real tensors by stand-ins, and calls that do not work on fake tensors by equal ones."""
 
     def __init__(self, stand_in: Callable[[torch.Tensor], torch.Tensor]) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class Lend(TorchFunctionMode):
         return tensor is not self.stand_in(tensor) or any(tensor is t for t in self.given)
 
     def _dense(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any]:
-        """Fake tensors know no sparse gradients: ask for a dense one and remember whose it is."""
+        """The arguments with sparse=False, since fake tensors have no sparse gradients; remembers the table."""
         place, weight = (4, 0) if func is torch.embedding else (6, 1)
         if kwargs.get("sparse") or (len(args) > place and args[place]):
             self.sparse.append(args[weight] if len(args) > weight else kwargs["weight"])
@@ -82,7 +82,7 @@ def lend_applied(
     kwargs: Any,
     applied: Callable[[Callable[[], Any]], Any] = operator.call,
 ) -> Any:
-    """A call of `autograd.Function.apply`, which torch-function modes do not see, with stand-ins.
+    """Calls `autograd.Function.apply`, which torch-function modes do not see, on stand-ins.
 
     `applied(call)` makes the call and may change its result.
     """
@@ -92,8 +92,8 @@ def lend_applied(
 
 
 class Unassigned:
-    """A context at whose end what a function has changed of its modules' attributes is put back, and refused: traced
-    values have no place there, and calls of a captured body would not change them again."""
+    """A context for running a function. If it has changed attributes of its modules, they are set back at the end and
+    an error is raised: fake tensors must not stay there, and a captured body would not change them again."""
 
     def __init__(self, function: Any):
         self._modules = modules_of(_modules(function, DEPTH))
@@ -108,7 +108,7 @@ class Unassigned:
 
 
 def _modules(value: Any, depth: int) -> list[torch.nn.Module]:
-    """The modules that a function is, is a method of, closes over, or was given."""
+    """The modules of a function: itself, the one it is a method of, those it closes over or was given."""
     if isinstance(value, torch.nn.Module):
         return [value]
     if depth == 0:

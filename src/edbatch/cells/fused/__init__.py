@@ -1,5 +1,6 @@
-"""Programs of a cell as machine code: loops over rows, compiled by numba, around the matrix products of BLAS.
+"""Programs of a cell (forward, backward, …) as machine code: loops over the rows of a batch, compiled by numba, around
+matrix products by BLAS.
 
-In: the programs of a body. Out: a `FusedCell`. `loops` writes the text of loops, `library` is what that text calls.
-Imports the other rooms of `cells`.
+In: a body, the ops of a cell, and its programs. Out: a `FusedCell`. `loops` writes the text of loops, `library` is what
+that text calls. Imports the other rooms of `cells`.
 """

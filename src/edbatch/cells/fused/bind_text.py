@@ -1,8 +1,8 @@
-"""The text of a fused program: `bind(x)`, which gives `launch(b)`.
+"""The Python text of a fused program: a function `bind(x)` that returns a function `launch(b)`, which runs batch b.
 
-What a launch needs is bound once per mini-batch: variables, made of a `Binding` that the text calls x, and the
-arguments of all calls of kernels and products, written down one behind the other as numbers. A launch then is a few
-calls with the address of their arguments.
+In: lines and calls, one after the other. Out: the text. As much as possible is done once per mini-batch, in `bind`: it
+sets variables from x, the `Binding` with the memory of the mini-batch, and writes the arguments of all calls of kernels
+and products into one array of numbers. A launch is then only a few calls, each with the address of its arguments.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from edbatch.cells.torch_ops.writer import Writer
 class BindText:
     def __init__(self) -> None:
         self.launch = Writer()
-        self._variables: dict[str, str] = {}  # name -> what it is bound to
+        self._variables: dict[str, str] = {}  # name -> the expression that `bind` sets it to
         self._calls: list[list[str]] = []  # the arguments of kernels and products, by call
 
     def bound(self, name: str, text: str) -> str:
-        """A variable that is bound once per mini-batch; the same name is always the same text."""
+        """A variable that is set once per mini-batch, in `bind`; one name always has the same text."""
         self._variables.setdefault(name, text)
         return name
 
     def call(self, function: str, arguments: Sequence[str]) -> None:
-        """A call of a kernel or of products. Arguments that are only known in the launch are written down there."""
+        """Adds a call of a kernel or of products. Arguments that depend on the batch are written in the launch."""
         later = {at: text for at, text in enumerate(arguments) if text.isidentifier() and text not in self._variables}
         first = sum(FIRST_ARGUMENTS + len(others) for others in self._calls) + FIRST_ARGUMENTS
         for at, text in later.items():
@@ -36,7 +36,7 @@ class BindText:
         self._calls.append(["0" if at in later else text for at, text in enumerate(arguments)])
 
     def source(self) -> str:
-        """All of it."""
+        """The whole text."""
         lines = self.launch.lines or ["pass"]
         if re.search(r"\b[Bw]\b", "\n".join(lines)):
             self._variables |= {"n": "x.sizes", "own": "x.own"}
@@ -47,7 +47,7 @@ class BindText:
         return "\n    ".join(["def bind(x):", *before, *self._given(), *launch, "return launch\n"])
 
     def _given(self) -> list[str]:
-        """Lines that write the arguments of all calls down."""
+        """Lines that write the arguments of all calls into an array, `given`."""
         if not self._calls:
             return ["given = ()"]
         first, addresses = 0, []

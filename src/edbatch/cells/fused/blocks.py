@@ -1,9 +1,10 @@
-"""Which products run as blocks of columns: `[B, k] × [k, n]` as g products `[B, k] × [k, n / g]` of one batched call.
+"""Which matrix products run as blocks of columns: `[B, k] × [k, n]` as one batched product, g × `[B, k] × [k, n / g]`.
 
-Products of one shape with different operands, `g × [B, k] × [k, n]`, are such blocks as they are, or several each.
-BLAS shares a product of few rows badly among threads; a batched product gives every thread whole blocks. With two
-threads and 8 to 64 rows it takes 0.55 to 0.85 of the time, with one thread or hundreds of rows the same. The result
-then lies block by block, which costs nothing where generated kernels read it, since the gates of a cell are blocks.
+In: a program of a body. Out: the products to run so. A list of products, `g × [B, k] × [k, n]`, consists of blocks
+already; each may be divided further. BLAS shares a product of few rows badly among threads; in a batched product every
+thread gets whole blocks. With two threads and 8 to 64 rows that takes 0.55 to 0.85 of the time, with one thread or
+hundreds of rows the same. The result lies in memory block by block, which costs nothing where generated kernels read
+it: the gates of a cell are blocks.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from edbatch.cells.fused.library import blas
 from edbatch.cells.fused.loops.ranges import PIECES
 
 aten = torch.ops.aten
-MOST = 8  # blocks
-SMALLEST_BLOCK = 32  # columns
+MOST = 8  # blocks of one product
+SMALLEST_BLOCK = 32  # columns of a block
 SMALLEST_WEIGHT = 1 << 14  # elements: below it, BLAS uses one thread
 
 
@@ -30,7 +31,7 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
 
     Args:
         soft: the values that generated kernels compute.
-        kept: the values that must lie in memory row by row, because something else than those kernels reads them.
+        kept: the values that must lie in memory row by row, because they are also read by something else.
     """
     readers: dict[int, list[int]] = {}
     for index in program.ops:
@@ -50,7 +51,7 @@ def find_blocks(body: Body, program: Program, soft: Collection[int], kept: Colle
             bounds = _bounds(body, index, readers, soft)
             most = width // math.gcd(width, *bounds) if bounds else 2
             count = max(c for c in range(1, MOST + 1) if most % c == 0)
-            # an odd number leaves one of two threads without work
+            # with an odd number of blocks, one of two threads would wait
             for c in (2 * count, count) if count % 2 and count > 1 else (count,):
                 if 1 < c <= MOST and width % c == 0 and width // c >= SMALLEST_BLOCK:
                     found[index] = width // c
@@ -65,10 +66,10 @@ def _weight_size(body: Body, index: int) -> int:
 
 
 def _bounds(body: Body, index: int, readers: dict[int, list[int]], soft: Collection[int]) -> set[int]:
-    """Where the pieces begin and end in which a value, or one computed from it element by element, is read."""
+    """Where slices begin and end that are read of a value, or of others computed from it element by element."""
     found: set[int] = set()
     seen = {(index, 0)}
-    stack = [(index, 0)]  # values, and at which of the first value's elements they begin
+    stack = [(index, 0)]  # (a value, the element of the first value at which it begins)
     while stack:
         value, first = stack.pop()
         size = math.prod(body.spec(Val(value)).shape)

@@ -1,6 +1,6 @@
-"""Products of concatenated operands and of their pieces: every operand is gathered once, and read where it lies.
+"""Matrix products of concatenated operands and of their parts: every operand is to be gathered only once.
 
-In: a body. Out: an equal body with as few products, of which more share an operand, or run as one batched product.
+In: a body. Out: an equal body with no more products, of which more share an operand or run as one batched product.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from edbatch.cells.body.simplify import view
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-LARGEST_WEIGHT = 1 << 17  # elements of a matrix in a batched product
+LARGEST_WEIGHT = 1 << 17  # elements of one weight in a batched product
 
 
 def read_pieces(body: Body) -> Body:
-    """Products of an operand that is also part of a concatenated operand read it there, so that it is gathered once.
+    """Products of an operand that is also part of a concatenation read it as a slice of that, so it is gathered once.
 
-    The product of the concatenated operand itself becomes a sum of products of its pieces, if that makes no more
-    products in all: mm([a b], w), mm(a, v) → mm(a, w above) + mm(b, w below), mm(a, v), of which two share a.
+    The product of the concatenation itself becomes a sum of products of its parts, if that makes no more products in
+    all: mm([a b], w), mm(a, v) → mm(a, top of w) + mm(b, bottom of w), mm(a, v), of which two share a.
     """
     ops = range(body.num_inputs, len(body.specs))
     products = [i for i in ops if is_product(body, i)]
     read = {behind_views(body, body.op(i).args[0]).index for i in products}  # type: ignore[union-attr]
     operands = [v for i in ops if body.op(i).target is aten.mm.default for v in body.op(i).args]  # type: ignore[union-attr]
     wholes = {whole.index: _pieces(body, whole) for whole in (behind_views(body, v) for v in operands)}
-    pieces: dict[int, tuple[int, int, int]] = {}  # an input -> the whole it is part of, and where
+    pieces: dict[int, tuple[int, int, int]] = {}  # an input -> (the concatenation it is part of, begin, end)
     for whole, parts in wholes.items():
         for piece, begin, end in parts:
             if piece.index < len(body.rows):
@@ -71,7 +71,7 @@ def read_pieces(body: Body) -> Body:
 
 
 def _pieces(body: Body, value: Val) -> list[tuple[Val, int, int]]:
-    """What a value is put together of, and where each piece begins and ends; nothing if it is no concatenation."""
+    """The parts of a concatenation, and where each begins and ends; nothing for other values."""
     op = body.op(value)
     if op is None or op.target is not aten.cat.default or op.args[1] != 0 or not body.is_row[value.index]:
         return []
@@ -80,7 +80,7 @@ def _pieces(body: Body, value: Val) -> list[tuple[Val, int, int]]:
 
 
 def _rows_of(draft: Draft, weight: Val, begin: int, end: int) -> Val:
-    """Some rows of a shared matrix; those of a transposed one are columns of the matrix itself."""
+    """Lines begin to end of a shared matrix; if it is transposed, as columns of the original."""
     spec, op = draft.spec(weight), draft.op(weight)
     part = Spec((end - begin, spec.shape[1]), spec.dtype, spec.device)
     if op is None or op.target is not aten.permute.default:
@@ -91,11 +91,11 @@ def _rows_of(draft: Draft, weight: Val, begin: int, end: int) -> Val:
 
 
 def batch_pieces(body: Body) -> Body:
-    """Products of one shape whose operands are the pieces of one value become one batched product.
+    """Products of one shape whose operands are slices that together are one whole value become one batched product.
 
-    Not of large weights: one product after the other, in blocks of columns that fit a core's cache, takes 0.8 of it.
+    Not with large weights: separate products, in blocks of columns that fit a core's cache, take 0.8 of the time.
     """
-    wholes: dict[tuple[int, int], dict[int, int]] = {}  # (a value, columns) -> where a piece begins: its product
+    wholes: dict[tuple[int, int], dict[int, int]] = {}  # (a value, columns) -> {begin of a slice: its product}
     for index in range(body.num_inputs, len(body.specs)):
         if is_product(body, index):
             row, weight = body.op(index).args  # type: ignore[union-attr]
@@ -136,7 +136,8 @@ def batch_pieces(body: Body) -> Body:
 
 
 def _one_behind_the_other(draft: Draft, weights: Sequence[Val]) -> Val:
-    """Matrices of one shape as a list of matrices; transposed ones are transposed then, which copies whole rows."""
+    """Matrices of one shape as one tensor [count, length, width]. If all are transposed, the originals are stacked and
+    the result is transposed: that copies whole rows."""
     (length, width), like = draft.spec(weights[0]).shape, draft.spec(weights[0])
     made, count = [draft.op(w) for w in weights], len(weights)
     turned = all(op is not None and op.target is aten.permute.default for op in made)
@@ -150,6 +151,6 @@ def _one_behind_the_other(draft: Draft, weights: Sequence[Val]) -> Val:
 
 
 def _piled(draft: Draft, matrix: Val) -> Sequence[Val]:
-    """What a matrix is put together of, one above the other."""
+    """The parts of a matrix that is a concatenation along its first dimension; else the matrix itself."""
     op = draft.op(matrix)
     return op.args[0] if op is not None and op.target is aten.cat.default and op.args[1] == 0 else [matrix]

@@ -1,10 +1,12 @@
-"""Fused emission: a program of a cell as few kernels. Elementwise ops run in generated loops, the others as torch ops.
+"""Fused emission: turns a program of a cell into few kernels. Elementwise ops run in generated loops, others by torch.
 
-In: a body and a `Program`. Out: a `Fused`: a function that, bound to the memory of one mini-batch, launches batch b.
+In: a body (the ops of a cell) and a `Program` (some of them, with their inputs and results). Out: a `Fused`: given the
+memory of a mini-batch, it gives a function that runs batch b.
 
-Ops fall into phases, see `phases`. Kernel p stores what the torch ops of phase p read, and every result that is known
-by then; products run together, see `products`. Operands are gathered inside the kernels, row by row; results and
-saved values are written where they belong; gradients of operands are added to the rows they came from, or stored there.
+Ops are divided into phases, see `phases`. Kernel p stores the values that torch ops of phase p read, and every result
+that can be computed by then. The matrix products of a phase run together, see `products`. Kernels read operands where
+they lie, row by row, and write results and saved values to their final place. They add gradients of operands to the
+rows that the operands came from, or store them there.
 """
 
 from __future__ import annotations
@@ -37,17 +39,17 @@ from edbatch.torch_state.surroundings import inside
 
 aten = torch.ops.aten
 MAX_OPS = 600
-MAX_DEPTH = 10 * MAX_OPS  # Python calls, some five for an op
-_LOCK = threading.RLock()  # the limit of recursion is the interpreter's
+MAX_DEPTH = 10 * MAX_OPS  # of nested Python calls; an op takes about five
+_LOCK = threading.RLock()  # the recursion limit belongs to the whole interpreter
 
 
 @dataclass(frozen=True)
 class Fused:
-    """`bind(binding)` gives `launch(b)`; `source` is its Python, `kernels` that of the loops it calls.
+    """`bind(binding)` returns `launch(b)`; `source` is its Python text, `kernels` the texts of the loops it calls.
 
-    products: those that run without torch, as (how many blocks, [B, length] × [length, columns] each).
+    products: those that run without torch, as (blocks, length, columns): so many [B, length] × [length, columns].
     scatters: the operands whose gradients kernels write, row by row.
-    by_address: whether only addresses of shared values are read, so that `Strided` ones will do.
+    by_address: whether of shared values only addresses are read, so that `Strided` ones will do instead of tensors.
     """
 
     bind: Callable[[Any], Callable[[int], None]]
@@ -59,10 +61,10 @@ class Fused:
 
 
 def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
-    """Emit a program.
+    """Turn a program into code, and compile it.
 
     Args:
-        reads: how each row operand is found.
+        reads: how each operand is found.
         name: of the cell, for the message while its kernels are compiled.
     """
     if len(program.ops) > MAX_OPS:
@@ -73,12 +75,12 @@ def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str
 
 
 def _fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
-    sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_DEPTH))  # texts of elements are as deep as the longest chain
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_DEPTH))  # recursion follows the longest chain of ops
     return _Fuser(body, program, reads, exact_math).emit(name)
 
 
 class _SameDepth:
-    """A context after which recursion may be as deep as before."""
+    """A context at whose end the recursion limit is as before."""
 
     def __enter__(self) -> None:
         self._before = sys.getrecursionlimit()
@@ -95,7 +97,7 @@ class _Fuser:
         self.memory = FusedMemory(body, program, reads, self.phases, self.text)
         self.products = Products(self.memory, program)
         self.kernels: list[Kernel] = []
-        self.gradients = {  # of operands whose rows kernels know: slot -> value
+        self.gradients = {  # of operands whose rows kernels find themselves: slot -> value
             slot: value.index
             for slot, value in enumerate(program.returns or ())
             if value is not None and self.memory.is_indexed(slot)
@@ -116,7 +118,7 @@ class _Fuser:
         return self._bind(name)
 
     def _emit_kernel(self, phase: int, stored: Sequence[int]) -> None:
-        """One kernel that stores soft values, and adds gradients that are known by now to their rows."""
+        """One kernel that stores soft values (see `phases`), and adds the gradients of this phase to their rows."""
         memory = self.memory
         loops = Loops(self.body, memory.find, self.exact_math)
         homes: dict[int, Place | str] = {}
@@ -158,7 +160,7 @@ class _Fuser:
             tensors.memory[index] = Forms({shape: name}, pinned=True)
 
     def _emit_rest(self) -> None:
-        """Results that are no fresh values, gradients of operands, and sums."""
+        """What is left: results not stored yet, such as copies of inputs, gradients of operands, and sums."""
         memory, line = self.memory, self.text.launch.line
         loops = Loops(self.body, memory.find, self.exact_math)
         for index, places in memory.places.items():

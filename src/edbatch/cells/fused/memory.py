@@ -1,4 +1,8 @@
-"""Where the values of a fused program lie: as addresses for kernels and products, as tensors for torch ops."""
+"""Where the values of a fused program lie in memory.
+
+In: questions of the emitter (`fuser`, `products`). Out: texts of addresses, for kernels and products, and names of
+tensors, for torch ops.
+"""
 
 from __future__ import annotations
 
@@ -24,9 +28,14 @@ aten = torch.ops.aten
 
 
 class FusedMemory:
-    """`home`: of values in memory, a buffer or "scratch". `places`: where values must end that are not stored yet.
-    `blocks`: products that lie block by block, with the columns of a block. `by_address`: whether only addresses of
-    shared values are read so far. `tensors`: the values that torch ops read."""
+    """The memory of a program's values.
+
+    home: for each value in memory its buffer, or "scratch", which is memory of one launch.
+    places: for each result that is not stored yet the buffers to store it in.
+    blocks: products that lie in memory block by block -> the columns of a block.
+    by_address: whether so far only addresses of shared values are read.
+    tensors: the values that torch ops read.
+    """
 
     def __init__(self, body: Body, program: Program, reads: Reads, phases: Phases, text: BindText) -> None:
         self.body, self.phases, self.text = body, phases, text
@@ -76,7 +85,7 @@ class FusedMemory:
         return Memory(self.tensors.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
 
     def own(self, place: Place, width: int, dtype: str) -> Memory:
-        """A buffer of the type, in which the batch has rows w, w + 1, …"""
+        """A buffer for all batches of the type, of which this batch has rows w, w + 1, …"""
         address = f"x.address({place.group!r}, {place.number})"
         return Memory(self.text.bound(f"p_{place.group}{place.number}", address), "own", width, dtype)
 
@@ -88,11 +97,11 @@ class FusedMemory:
         return self._reads[slot] is Read.ROWS and self.body.rows[slot].dtype in DTYPES
 
     def of_slot(self, numbers: str, slot: int) -> str:
-        """The address of the first batch's number of a slot; there is one for every slot."""
+        """The address of a slot's number for the first batch, in an array with a number for each batch and slot."""
         return f"{self.text.bound(numbers, f'x.{numbers}')} + {8 * slot}"
 
     def put_in_scratch(self, index: int, shape: Sequence[Any]) -> None:
-        """Let a value lie in memory of the launch alone, from when on is for `home` to say."""
+        """Give a value memory of one launch. The value is there once `home` says so."""
         self._scratch_shapes[index] = tuple(shape)
 
     def scratch_address(self, index: int) -> str:
@@ -105,8 +114,8 @@ class FusedMemory:
         return self.text.bound(f"z{index}", f"x.scratch_tensor({index}, {self._scratch_shapes[index]!r}, {dtype})")
 
     def goes_to(self, index: int) -> Place | None:
-        """The buffer that a hard value is computed into: its own place, or that of the only result that is made of it,
-        element by element, which then overwrites it; None for scratch memory."""
+        """The buffer that a hard value (see `phases`) is computed into; None for scratch memory. That is its own buffer
+        if it is a result, or that of a result computed from it alone, element by element, which later overwrites it."""
         if places := self.places.get(index):
             return places.pop(0)
         is_one = isinstance(self.body.specs[index], Spec)
@@ -117,7 +126,7 @@ class FusedMemory:
         return self.places[last][0] if is_alike else None
 
     def behind_pieces(self, index: int) -> tuple[int, int]:
-        """The value of whose elements another is one range, and where that begins."""
+        """The value that holds the elements of a slice, and where they begin in it."""
         return behind_shifts(self.body, Val(index), lambda i: i not in self._soft or not self.phases.is_view(i))
 
     def shared(self, value: Val) -> str:
@@ -144,7 +153,7 @@ class FusedMemory:
                 name = self.text.bound("_".join(map(str, (name, "as", *shape))), f"{name}.view({view})")
             text = self.tensors.assign(
                 Val(index), f"{name}[{rows}]", pinned=True
-            )  # narrow would take half as long again
+            )  # `narrow` would take half as long again
         elif isinstance(home, Place):
             text = self._tensor_at(index, home)
         elif op is not None and op.target is aten.view.default:

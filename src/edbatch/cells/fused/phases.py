@@ -1,8 +1,8 @@
 """The phases of a fused program: which ops run in generated kernels, which as torch ops, and in what order.
 
-Soft ops are computed element by element inside kernels. Hard ones are calls of torch. Views are neither: whoever reads
-them finds the elements in the value behind them. Kernel p runs first, then the hard ops of phase p; what depends on
-those belongs to kernel p + 1.
+In: a body and a program. Out: `Phases`. *Soft* ops are computed element by element inside kernels. *Hard* ones are
+calls of torch or BLAS. Views are neither: their readers find the elements in the viewed value. Phase p is kernel p,
+then its hard ops; soft ops that depend on these belong to kernel p + 1.
 """
 
 from __future__ import annotations
@@ -22,13 +22,12 @@ from edbatch.cells.fused.loops.reductions import REDUCTIONS, is_reduction
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-MOVES = {*PIECES, *REDUCTIONS} - {aten.view.default}  # elements depend on those of other places
+MOVES = {*PIECES, *REDUCTIONS} - {aten.view.default}  # element i depends on other elements than i
 LONGEST_CHAIN = 4  # of ops along rows in one kernel
 
 
 def is_soft(body: Body, index: int, exact_math: bool) -> bool:
-    """Whether a row value is computed element by element: by an elementwise op, as pieces of other values, or along
-    a row."""
+    """Whether kernels compute a value: by an elementwise op, as slices of other values, or by a reduction of a row."""
     op, spec = body.op(index), body.specs[index]
     if op is None or not isinstance(spec, Spec) or spec.dtype not in DTYPES or not body.is_row[index]:
         return False
@@ -46,7 +45,7 @@ def is_soft(body: Body, index: int, exact_math: bool) -> bool:
 
 
 def _promotes(body: Body, op: Op) -> bool:
-    """Whether torch makes floats of integers or masks here, by rules that kernels do not know."""
+    """Whether torch converts integers or masks to floats here, by rules that kernels do not follow."""
     if any(body.spec(v).dtype in FLOATS for v in op.operands):
         return False
     assert isinstance(op.spec, Spec)
@@ -61,7 +60,8 @@ class Phases:
         self.level = self._levels()
 
     def _soft(self, exact_math: bool) -> set[int]:
-        """Soft ops, but no longer chains along rows: each of them computes again what it reads."""
+        """Soft ops, without those that would make chains of reductions too long: each reduction computes again all that
+        it reads."""
         length: dict[int, int] = {}
         for index in self.program.ops:
             if is_soft(self.body, index, exact_math):
@@ -69,13 +69,13 @@ class Phases:
                 assert op is not None
                 before = max((length.get(v.index, 0) for v in op.operands), default=0)
                 if any(base in length for base in self._borders(index)):
-                    continue  # kernels only find the column and the row of a matrix in memory
+                    continue  # kernels read the column and the row of an outer product from memory only
                 if before < LONGEST_CHAIN or op.target not in REDUCTIONS:
                     length[index] = before + (op.target in REDUCTIONS)
         return set(length)
 
     def _borders(self, index: int) -> list[int]:
-        """What the column and the row are ranges of that an op makes a matrix of; see `outer`."""
+        """If an op makes a matrix of a column and a row (see `outer`): the values that these two are slices of."""
         op, size = self.body.op(index), math.prod(self.body.spec(Val(index)).shape)
         if op is None or not columns(self.body, op):
             return []
@@ -100,22 +100,22 @@ class Phases:
         return index not in self.program.inputs and op is not None and op.target in VIEWS
 
     def root(self, index: int) -> int:
-        """The value behind views."""
+        """The viewed value, through any number of views; else the value itself."""
         while self.is_view(index):
             index = self.body.op(index).args[0].index  # type: ignore[union-attr]
         return index
 
     def behind_reshapes(self, index: int) -> int:
-        """The op whose result a value is in another shape; the value itself unless that is a torch op."""
+        """The hard op of whose result a value is a reshape; the value itself if there is none."""
         base = index
         while self.is_view(base) and self.body.op(base).target is aten.view.default:  # type: ignore[union-attr]
             base = self.body.op(base).args[0].index  # type: ignore[union-attr]
         return base if base in self.hard else index
 
     def end_of_chain(self, index: int, stored: Container[int]) -> int:
-        """The last value of a chain of elementwise ops, of one size, of which each is all that reads the one before.
+        """Follows a value through elementwise ops of one size, each the only reader of the one before, to the last.
 
-        -1 if something else reads it, or if a value before it is stored, too: perhaps by a later loop.
+        -1 if something else reads that last value, or if the chain meets a stored value that is read further.
         """
         size, readers = math.prod(self.body.spec(Val(index)).shape), self._readers
         while index not in stored and len(readers.get(index, ())) == 1:
@@ -141,8 +141,8 @@ class Phases:
         return found
 
     def read_by_torch(self, but_for: Container[int]) -> set[int]:
-        """The values that torch ops read (but for some), or sums over rows; also those that kernels read at places of
-        their own."""
+        """The values that torch ops (without those in `but_for`) or sums over rows read, and the columns and rows of
+        outer products: all must lie in memory."""
         found = {v.index for _, v in self.program.sums}
         for index in self.program.ops:
             if index not in self.soft and index not in but_for:

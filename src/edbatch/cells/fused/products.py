@@ -1,7 +1,8 @@
-"""Products in a fused program: by MKL, all of a phase together, where that is possible, else by torch.
+"""Matrix products in a fused program: where possible by MKL, all products of a phase in one call, else by torch.
 
-A product that may run without torch waits for others of its phase (`take`); what it reads and where its result lies is
-written down as numbers, the fields of `Product` and `RowProduct` in `_blas.c`.
+In: a product of a body. Out: lines of the program. A product that can run without torch waits for others of its phase
+(`take`). Where its operands and its result lie is written down as numbers: the fields of `Product` and `RowProduct` in
+`_blas.c`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from edbatch.cells.fused.row_products import Matrix, find_row_products
 
 
 class Products:
-    """`counted`: those that run without torch, as (how many blocks, length, columns)."""
+    """`counted`: the products that run without torch, as (how many blocks, length, columns)."""
 
     def __init__(self, memory: FusedMemory, program: Program) -> None:
         self._memory, self._program, self._body, self._text = memory, program, memory.body, memory.text
@@ -30,8 +31,8 @@ class Products:
         self._by_rows = {index: p for index, p in found.items() if blas.gemm(self._body.spec(Val(index)).dtype)}
         memory.blocks.update(find_blocks(self._body, program, memory.phases.soft, self.as_tensors()))
         self.counted: list[tuple[int, int, int]] = []
-        self._waiting: dict[int, list[str]] = {}  # products that run together next: their numbers
-        self._waiting_rows: dict[int, list[list[str]]] = {}  # the same of products of matrices of rows
+        self._waiting: dict[int, list[str]] = {}  # products that will run together: their numbers
+        self._waiting_rows: dict[int, list[list[str]]] = {}  # the same, of `row_products`
 
     def as_tensors(self) -> set[int]:
         """The values that must lie in memory row by row: results, and what torch ops and products read."""
@@ -48,7 +49,7 @@ class Products:
         return self._take_product(index) or self._take_by_rows(index)
 
     def _wait_for(self, *values: int) -> None:
-        """Products that others read run first."""
+        """If a value is the result of a waiting product, run the waiting products now."""
         if any(self._memory.phases.root(value) in (*self._waiting, *self._waiting_rows) for value in values):
             self.emit_waiting()
 
@@ -80,7 +81,7 @@ class Products:
         return True
 
     def _take_by_rows(self, index: int) -> bool:
-        """Matrices of which every row has its own; see `row_products`."""
+        """Products of matrices that differ per row; see `row_products`."""
         product = self._by_rows.get(index)
         if product is None:
             return False
@@ -95,7 +96,7 @@ class Products:
         return True
 
     def emit_waiting(self) -> None:
-        """Those that wait run now: one call for each dtype and kind."""
+        """Run the waiting products: one call for each dtype and kind."""
         by_dtype: dict[torch.dtype, list[list[str]]] = {}
         for index, numbers in self._waiting.items():
             by_dtype.setdefault(self._body.spec(Val(index)).dtype, []).append(numbers)
@@ -114,13 +115,13 @@ class Products:
         self._text.call(self._text.launch.object(function), [gemm, str(dtype.itemsize), str(len(products)), *numbers])
 
     def _num_blocks(self, index: int, op: Op) -> int:
-        """Into how many blocks of columns the weights of a product are parted."""
+        """Into how many blocks of columns the weights of a product are divided."""
         columns = self._body.spec(op.args[1]).shape[-1]
         return columns // self._memory.blocks.get(index, columns)
 
     def _pieces(self, index: int, op: Op) -> tuple[int, int, int, int]:
-        """How many products there are, how long a piece of a row is that one multiplies, how far the next piece is from
-        it, and how many products multiply the same piece."""
+        """Of an op as a batched product: the number of single products, the length of the slice of a row that each
+        reads, the distance from one slice to the next, and how many products read the same slice."""
         *counts, length, _ = self._body.spec(op.args[1]).shape
         count = self._num_blocks(index, op)
         return (counts[0] * count, length, length, count) if counts else (count, length, 0, 1)
@@ -147,7 +148,7 @@ class Products:
         return [blas.ROWS[memory.rows], memory.name, memory.start or "0", *numbers]
 
     def _result(self, index: int) -> tuple[str, str]:
-        """Where a product is to lie, and whether that is the memory of all batches: the last fields."""
+        """The last fields of `Product`: the address of the result, and "1" if that memory is for all batches."""
         home, shape = self._memory.goes_to(index), self._body.spec(Val(index)).shape
         self._memory.home[index] = home or "scratch"
         if home is not None:
@@ -156,7 +157,7 @@ class Products:
         return self._memory.scratch_address(index), "0"
 
     def emit_blocks(self, index: int, op: Op) -> None:
-        """A product as blocks of columns, or products of one shape as one; see `blocks`."""
+        """A product as blocks of columns, or several of one shape as one batched product, by torch; see `blocks`."""
         count, length, step, per_piece = self._pieces(index, op)
         assert per_piece == 1 or step == 0, "see `blocks`"
         blocks = self._memory.tensors.raw(op.args[1])
@@ -171,7 +172,7 @@ class Products:
         self._text.launch.line(f"{self._text.launch.object(torch.bmm)}({rows}, {blocks}, out={result})")
 
     def _spread(self, row: Val, count: int, length: int, step: int) -> str:
-        """Rows as [count, B, length] without a copy: pieces of them, `step` elements apart."""
+        """Slices of rows, `step` elements apart, as [count, B, length], if possible without a copy."""
         memory = self._memory
         base, begin = memory.behind_pieces(row.index)
         home = memory.home.get(base)

@@ -1,7 +1,8 @@
-"""Products of matrices of which every row of the batch has its own: `[m, k] × [k, n]`, one batched product per launch.
+"""Products `[m, k] × [k, n]` of matrices that differ per row of the batch: one batched product per launch.
 
-The matrices are read where they lie, in arenas too, by one pointer each: they need not be gathered before. An operand
-that is put together of several along k is not put together either: the products of its parts are added up.
+In: a body and its phases. Out: for each such product, where its matrices lie. They are read in place, by one pointer
+each, without a gather. An operand that is a concatenation along k need not be built either: the products of its parts
+are added up.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ aten = torch.ops.aten
 
 
 class Matrix(NamedTuple):
-    """Elements of a value from `offset` on, `stride` from one line to the next; of a shared value, from a column on."""
+    """A matrix in memory: elements of value `base` from `offset` on, `stride` elements from one line to the next. For a
+    shared value, `offset` is a column."""
 
     base: int
     offset: int
@@ -29,7 +31,7 @@ class Matrix(NamedTuple):
 
 
 class RowProduct(NamedTuple):
-    """The sum of left × right over some pairs; of each also how long the lines are that are multiplied."""
+    """The sum of left × right over pairs (left, right, k), with k as in [m, k] × [k, n]."""
 
     m: int
     n: int
@@ -37,10 +39,10 @@ class RowProduct(NamedTuple):
 
 
 def find_row_products(body: Body, phases: Phases, stored: Container[int]) -> dict[int, RowProduct]:
-    """The hard ops that are such products.
+    """The hard ops (see `phases`) that are such products.
 
     Args:
-        stored: values that will lie in memory anyway, so that they are not read in parts.
+        stored: values that will lie in memory anyway, so that concatenations among them are not read in parts.
     """
     finder, found = _Finder(body, phases, stored), {}
     for index in phases.hard:
@@ -69,11 +71,11 @@ class _Finder:
         a, b = self._matrix(left), self._matrix(right)
         if n > 1:
             return RowProduct(m, n, ((a, b, k),))
-        line = b._replace(stride=k, is_transposed=False)  # BLAS is quicker with it than with a column
+        line = b._replace(stride=k, is_transposed=False)  # BLAS is quicker with a line than with a column
         return RowProduct(1, m, ((line, a._replace(is_transposed=not a.is_transposed), k),))
 
     def _parts(self, value: Val) -> list[Val]:
-        """The matrices one below the other that a matrix is put together of, if they lie in memory; else itself."""
+        """The matrices that a matrix is concatenated of, one below the other, if all lie in memory; else itself."""
         op = self.body.op(value)
         if self._is_put_together(value.index) and op is not None and op.args[1] % 2 == 0:
             parts: list[Val] = op.args[0]
@@ -95,7 +97,7 @@ class _Finder:
         return Matrix(base, offset, self.body.spec(value).shape[1], is_transposed)
 
     def _part_at(self, base: int, offset: int, size: int) -> tuple[int, int]:
-        """The value among those put together that a range of elements lies in, and where; as given if it is none."""
+        """If `base` is a concatenation: the part of it that holds a range of elements, and where; else as given."""
         begin = 0
         for part in self.body.op(base).args[0] if self._is_put_together(base) else ():  # type: ignore[union-attr]
             end = begin + math.prod(self.body.spec(part).shape)

@@ -1,7 +1,8 @@
-"""Batching inside a cell: products of one operand become one with stacked weights, sums of products one product.
+"""Batching inside a cell: matrix products with a common operand become one with stacked weights; a sum of products
+becomes one product.
 
-In: a simplified body. Out: an equal body with fewer, wider products. Stacked weights are shared values, so they are put
-together once per mini-batch, and always from the parameters as they are in that call.
+In: a simplified body. Out: an equal body with fewer, wider products. Stacked weights are shared values: they are made
+once per mini-batch, from the present values of the parameters.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ aten = torch.ops.aten
 
 
 def stack_products(body: Body) -> Body:
-    """The body with wider products; biases are added apart, where they cost nothing in a fused kernel."""
+    """The body with wider products; biases are added by ops of their own, which cost nothing in a fused kernel."""
     return _sum_products(batch_pieces(_share_operands(read_pieces(bias_apart(body))))).check()
 
 
 def bias_apart(body: Body) -> Body:
-    """addmm(bias, a, w) as mm(a, w) + bias, where generated kernels read it."""
+    """addmm(bias, a, w) → mm(a, w) + bias, where generated kernels read the result."""
     readers: dict[int, list[int]] = {}
     for index, op in enumerate(body.ops, body.num_inputs):
         for v in op.operands:
@@ -81,7 +82,7 @@ def _share_operands(body: Body) -> Body:
 
 
 def _sum_products(body: Body) -> Body:
-    """mm(a1, w1) + mm(a2, w2), where gradients are added up → mm([a1 a2], [w1; w2])."""
+    """mm(a1, w1) + mm(a2, w2) → mm([a1 a2], [w1; w2]). Such sums are gradients that were added up."""
     uses = [0] * len(body.specs)
     for value in (*(v for op in body.ops for v in op.operands), *body.results):
         uses[value.index] += 1
@@ -125,7 +126,7 @@ def _is_sum(body: Body, index: int) -> bool:
 
 
 def _terms(body: Body, value: Val, uses: Sequence[int], inner: set[int]) -> list[Val]:
-    """The terms of a sum of sums; sums that are used elsewhere are terms themselves."""
+    """The terms of a sum, nested sums resolved; a nested sum that is also used elsewhere stays one term."""
     found = []
     for term in body.op(value).args:  # type: ignore[union-attr]
         if uses[term.index] == 1 and _is_sum(body, term.index):
@@ -149,7 +150,7 @@ def _one_product(draft: Draft, pairs: Sequence[tuple[Val, Val]]) -> Val:
 
 
 def _side_by_side(draft: Draft, weights: Sequence[Val]) -> Val:
-    """[w1 w2 …]; transposed weights are stacked first and transposed then, which copies whole rows."""
+    """[w1 w2 …]. If all are transposed, the originals are stacked and the result is transposed, to copy whole rows."""
     specs = [draft.spec(w) for w in weights]
     like, length, width = specs[0], specs[0].shape[0], sum(s.shape[1] for s in specs)
     spec = Spec((length, width), like.dtype, like.device)

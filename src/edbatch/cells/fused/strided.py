@@ -1,7 +1,8 @@
-"""Shared tensors by address and strides: a prologue that only turns, cuts and stacks weights needs no torch.
+"""A prologue (what is computed of weights once per mini-batch) without torch, on addresses and strides.
 
-Generated kernels and products read addresses. A call of torch that has not run for a while takes ten times as long as
-in a loop, and the calls that stack the weights of a small cell came to a tenth of a mini-batch.
+In: a prologue that only transposes, slices and stacks weights. Out: the same as a function that gives `Strided` values
+instead of tensors: kernels and products need only addresses. A call of torch that has not run for a while takes ten
+times as long as in a loop, and the calls that stack the weights of a small cell took a tenth of a mini-batch's time.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from edbatch.spec import Spec
 
 aten = torch.ops.aten
 OPS = {aten.permute.default, aten.view.default, aten.slice.Tensor, aten.cat.default}
-Reserve = Callable[[int], int]  # gives the address of so many bytes
+Reserve = Callable[[int], int]  # the address of so many bytes of new memory
 StridedPrologue = Callable[[Sequence[torch.Tensor], Reserve], tuple["Strided", ...]]
 _COPY = """def kernel(source, rows, columns, stride, step, target, row):
     for i in range(rows):
@@ -34,7 +35,7 @@ _COPY = """def kernel(source, rows, columns, stride, step, target, row):
 
 
 class Strided:
-    """What torch calls a tensor, as far as prologues and bindings need it, with the same names."""
+    """A stand-in for a tensor, with those of its methods that prologues and bindings call."""
 
     __slots__ = ("_reserve", "_strides", "address", "itemsize", "shape")
 
@@ -86,7 +87,7 @@ class Strided:
         return made
 
     def copy_to(self, target: Strided) -> None:
-        """Write all elements to memory of the same shape, in which those of a row lie in order."""
+        """Write all elements to memory of the same shape, whose last dimension has stride 1."""
         if len(self.shape) > 2:
             for i in range(self.shape[0]):
                 self._part(i).copy_to(target._part(i))
@@ -110,7 +111,7 @@ def _copy(itemsize: int) -> Callable[..., None]:
 
 
 def _in_order(shape: Sequence[int]) -> list[int]:
-    """The strides of a tensor whose elements lie in order."""
+    """The strides of a contiguous tensor."""
     strides, step = [], 1
     for size in reversed(shape):
         strides.append(step)
@@ -127,7 +128,7 @@ def cat(pieces: Sequence[Strided], dim: int, out: Strided) -> Strided:
 
 
 def is_strided(body: Body, program: Program) -> bool:
-    """Whether a prologue only turns, cuts and stacks what it is given."""
+    """Whether a prologue only transposes, reshapes, slices and concatenates."""
     for index in program.ops:
         op = body.op(index)
         if op is None or op.target not in OPS:
@@ -138,7 +139,7 @@ def is_strided(body: Body, program: Program) -> bool:
 
 
 def without_torch(emitted: Emitted, specs: Sequence[Spec]) -> StridedPrologue:
-    """The same prologue of the addresses of tensors, which have these specs."""
+    """The same prologue on `Strided` values, for shared tensors of these specs."""
     assert isinstance(emitted.function, FunctionType)
     scope = {name: cat if thing is torch.cat else thing for name, thing in emitted.function.__globals__.items()}
     function = FunctionType(emitted.function.__code__, scope)

@@ -1,6 +1,7 @@
-"""Sums over all rows of a mini-batch: the rules of the `Across` ops, which turn row values into shared ones.
+"""Sums over all rows of a mini-batch, such as gradients of weights: the rules of the `Across` ops of a body.
 
-They run in `finish`, where B is the number of all rows of the mini-batch.
+In: an op on values that differ between rows. Out: the code of a call that gives one shared tensor. It runs in `finish`,
+once per mini-batch, where B is the number of all rows.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from edbatch.cells.body.body import Across, Op
 from edbatch.cells.torch_ops.rule_types import Code, Names, Rule
 
 aten = torch.ops.aten
-TOGETHER = 32  # products of rows; measured: fewer are slower, more need memory
+TOGETHER = 32  # how many rows one product takes; measured: fewer are slower, more need memory
 
 
 def _sum_rows(n: Names, op: Op) -> Code:
@@ -43,8 +44,8 @@ def _sum_matrix_products(n: Names, op: Op) -> Code:
 
 
 def sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """The sum of left[i] @ right[i], many at a time; `torch.addbmm` would launch one product after the other."""
-    if left.shape[1] < right.shape[2]:  # BLAS does high products a tenth quicker than wide ones
+    """The sum of left[i] @ right[i], many i in one product; `torch.addbmm` would launch one product for each."""
+    if left.shape[1] < right.shape[2]:  # for BLAS, results with many rows are a tenth quicker than with many columns
         return sum_of_products(right.mT, left.mT).t()
     total = torch.bmm(left[:TOGETHER], right[:TOGETHER])
     for begin in range(TOGETHER, len(left), TOGETHER):

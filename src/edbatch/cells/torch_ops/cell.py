@@ -1,7 +1,7 @@
-"""A cell as torch ops: batch-first Python over whole batches, for every device and dtype.
+"""A cell as torch ops: Python code over whole batches, for every device and dtype. The batch is the first dimension.
 
-In: a body. Out: a `TorchCell`. Its programs expect tensors that need no gradient and give back such tensors. They are
-rehearsed when they are made, see `verify`.
+In: a body, the ops of a cell. Out: a `TorchCell`. Its programs take and return tensors without autograd. When a program
+is made, it is tried out first, see `verify`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from edbatch.spec import Spec
 
 
 class TorchCell(BodyForm):
-    """`sources`: the code of each program so far, for people."""
+    """`sources`: the code of each program so far, for people to read."""
 
     def __init__(self, body: Body, sparse: frozenset[int], *, stack_weights: bool = True):
         super().__init__(body, sparse, stack_weights=stack_weights)
@@ -49,8 +49,8 @@ class TorchCell(BodyForm):
         return None
 
     def rehearse(self) -> None:
-        """Find out whether programs of inference and of training with all gradients can be made; ops that only vmap
-        might batch are tried.
+        """Find out whether programs of inference and of training with all gradients can be made. If an op has no rule
+        for batches, they are made now, to see whether vmap can run it.
 
         Raises:
             CaptureError: an op cannot be batched.

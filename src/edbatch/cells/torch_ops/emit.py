@@ -1,8 +1,8 @@
-"""Emission: straight-line Python for one program of a cell (prologue, infer, forward, backward, finish).
+"""Emission: writes one program of a cell (prologue, infer, forward, backward or finish) as straight-line Python.
 
 In: a body and a `Program` (which ops, where their inputs come from, where results go). Out: a Python function and its
-source. Results are written where they belong with `out=` when the op allows it; an elementwise result takes over the
-memory of an operand that dies with it; temporaries are dropped at their last use.
+source. Results are written to their final place by `out=` if the op allows it. An elementwise result takes the memory
+of an operand that nothing reads later. Temporaries are dropped after their last use.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Emitter:
         return True
 
     def _place_destinations(self) -> None:
-        """Gives results their buffers; behind reshapes it is the reshaped value that is written there. Dying operands
-        of elementwise ops may use the buffer of the result before it does."""
+        """Gives results their buffers. If a result is a reshape, the original is written there. An operand that only
+        an elementwise op reads may use the buffer of that op's result before."""
         for place, value in self.program.dests.items():
             base = value.index
             while base not in self.program.inputs and (op := self.body.op(base)) and op.target is aten.view.default:
@@ -140,7 +140,8 @@ class Emitter:
                     break
 
     def _dies_alone(self, operand: Val, op: Op, position: int) -> bool:
-        """Does op read this memory for the last time, only through this operand, and make a value of the same spec?"""
+        """Whether nothing reads the operand's memory after this op, the op has no second operand in it, and its result
+        has the operand's spec."""
         root = self.roots[operand.index]
         same_memory = [v for v in op.operands if self.roots[v.index] == root]
         last = self.last_use.get(root) == position and root not in self.program.inputs
@@ -157,7 +158,7 @@ class Emitter:
                 self.writer.line(f"{self.writer.object(add_up)}(sums, {key}, {self.tensors.row(value)})")
 
     def _roots(self) -> dict[int, int]:
-        """Per value the one whose memory it shares: itself, unless it is a view."""
+        """For each value the one whose memory it lies in: the viewed value for a view, else itself."""
         roots = {index: index for index in self.program.inputs}
         for index in self.program.ops:
             op = self.body.op(index)
@@ -206,7 +207,7 @@ def _on_meta(thing: Any) -> Any:
 
 
 def add_up(sums: dict[int, torch.Tensor], key: int, rows: torch.Tensor) -> None:
-    """Adds the sum over a batch's rows to what earlier batches left."""
+    """Adds the sum over a batch's rows to the sum of earlier batches."""
     total = rows.sum(0)
     if key in sums:
         sums[key].add_(total)

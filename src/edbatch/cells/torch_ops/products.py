@@ -1,5 +1,7 @@
-"""Batching rules of products and lookups: a shared weight makes one GEMM or one gather of all rows, whatever their
-shape."""
+"""How matrix products and lookups run on whole batches. In: an op of a body. Out: its code, or None for vmap.
+
+With a shared weight or table, all rows of a batch together are one GEMM or one gather, whatever their shape.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,9 @@ def mm(n: Names, op: Op) -> Code:
 
 
 def _two_rows(n: Names, a: Val, b: Val) -> Code:
-    """Each row's matrix times its other matrix. BLAS is slow where one is a vector: a matrix times a column takes four
-    to eight times as long as a line times the matrix turned, an outer product three times as long as by broadcasting.
+    """The product of two matrices that both differ per row. BLAS is slow with vectors: a matrix times a column takes
+    four to eight times as long as a line times the transposed matrix, an outer product three times as long as by
+    broadcasting.
     """
     (m, k), (_, width) = n.spec(a).shape, n.spec(b).shape
     if k == 1:

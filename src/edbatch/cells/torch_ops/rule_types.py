@@ -1,7 +1,8 @@
-"""The vocabulary of batching rules: what a rule makes (`Code`), what it may ask (`Names`), and the rules for whole
-families of ops.
+"""What batching rules are made of. A rule says how an op of a body, written for one example, runs on a whole batch.
 
-A value that differs between rows has a further first dimension B; a shared value has none.
+In: an op, and `Names`, which the rule asks for its operands. Out: a `Code`, the text of a call. Here are also the rules
+for whole families of ops, such as the elementwise ones. In code, a value that differs between rows has a further first
+dimension B; a shared value has not.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from edbatch.torch_insides.transforms import set_vmap_warns
 from edbatch.torch_state.hooks import Setting, Settled
 from edbatch.torch_state.surroundings import inside
 
-# Where vmap loops over the rows it says so; torch does not tell whether it would.
+# vmap warns where it has to loop over rows, and cannot be asked before. So that warning is turned off.
 _VMAP_WARNS = Setting(lambda: True, lambda: set_vmap_warns(False), set_vmap_warns)
 
 
@@ -27,9 +28,10 @@ _VMAP_WARNS = Setting(lambda: True, lambda: set_vmap_warns(False), set_vmap_warn
 class Code:
     """One call, as text that ends in its closing bracket.
 
-    `form` is the shape (after the first dimension) in which the result comes; `out` names the keyword
-    that takes a destination (None: there is none), `into` the call to use then if it is another one; a `view` shares
-    memory with its operand; `local` means that element i of the result needs only elements i of the operands.
+    form: the shape of the result, after the first dimension, if it is not that of the value.
+    out: the keyword for memory to write into; None if there is none. into: the call to use then, if it is another one.
+    view: whether the result shares memory with its operand.
+    local: whether element i of the result needs only elements i of the operands.
     """
 
     text: str
@@ -45,7 +47,7 @@ class Code:
 
 
 class Names(Protocol):
-    """What a rule may ask of the emitter; see there."""
+    """What a rule may ask: names and shapes of operands; see `tensors.Tensors`."""
 
     def is_row(self, value: Val) -> bool: ...
     def spec(self, value: Val) -> Spec: ...
@@ -60,7 +62,7 @@ Rule = Callable[[Names, Op], Code | None]
 
 
 def call(n: Names, function: Any, *args: Any, **kwargs: Any) -> Code:
-    """A plain call; arguments are already texts (wrapped in `Text`), values or constants."""
+    """A plain call; its arguments are texts (wrapped in `Text`), values or constants."""
     texts = [a.text if isinstance(a, Text) else n.raw(a) for a in args]
     texts += [f"{k}={v.text if isinstance(v, Text) else n.raw(v)}" for k, v in kwargs.items()]
     return Code(f"{n.object(function)}({', '.join(texts)})")
@@ -72,7 +74,7 @@ class Text:
 
 
 def pointwise(function: Any, out: str | None = None, into: Any = None) -> Rule:
-    """Elementwise: rows of lower rank get dimensions of size one after B."""
+    """The rule of an elementwise op: rows of lower rank get dimensions of size one after B."""
 
     def rule(n: Names, op: Op) -> Code:
         rank = max((len(n.spec(v).shape) for v in op.operands), default=0)
@@ -91,7 +93,7 @@ def pointwise(function: Any, out: str | None = None, into: Any = None) -> Rule:
 
 
 def along(function: Any, place: int = 1, out: str | None = None) -> Rule:
-    """An op along dimensions given at `place`: they shift by one."""
+    """The rule of an op along dimensions that are its argument at `place`: they are shifted by one."""
 
     def rule(n: Names, op: Op) -> Code | None:
         rank = len(n.spec(op.args[0]).shape)
@@ -114,9 +116,10 @@ def leading(
     fixed: tuple[int, ...] = (),
     dense: tuple[int, ...] = (),
 ) -> Rule:
-    """An op that lets further first dimensions pass; a size given at `sizes` gets B in front, a `dim` shifts.
+    """The rule of an op that allows further first dimensions.
 
-    Operands at `fixed` places must be shared; those at `dense` places are read as if they lay in one piece.
+    The argument at place `sizes` is a size, which gets B in front; that at place `dim` is shifted by one. Operands at
+    `fixed` places must be shared; the op reads those at `dense` places as if they were contiguous.
     """
 
     def rule(n: Names, op: Op) -> Code | None:
@@ -143,7 +146,7 @@ def by_vmap(n: Names, op: Op) -> Code:
 
 
 class Mapped:
-    """An op without a rule: torch.func.vmap of it over the operands that differ between rows."""
+    """An op without a rule, by torch.func.vmap over the operands that differ between rows."""
 
     def __init__(self, op: Op, in_dims: tuple[int | None, ...]) -> None:
         self.op, self.__name__ = op, "vmap_" + str(op.name).replace(".", "_")
@@ -155,7 +158,7 @@ class Mapped:
         args, kwargs = swap_vals((self.op.args, [v for _, v in self.op.kwargs]), lambda _: next(given))
         names = [k for k, _ in self.op.kwargs]
         result = self.op.target(*map(_listed, args), **dict(zip(names, map(_listed, kwargs), strict=True)))
-        if isinstance(result, tuple):  # some ops give None for what a device does not need; vmap wants tensors
+        if isinstance(result, tuple):  # some ops return None for results a device does not need; vmap wants tensors
             return tuple(operands[0].new_empty(0) if value is None else value for value in result)
         if isinstance(self.op.spec, Spec) and tuple(result.shape) != self.op.spec.shape:
             raise CaptureError(f"{self.op.name} gives another shape under vmap")

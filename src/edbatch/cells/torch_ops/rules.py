@@ -1,8 +1,8 @@
-"""How each op runs on all rows of a batch at once: one table row per op.
+"""How each op runs on all rows of a batch at once: a table with one rule per op.
 
-In: an op of the body (one example) and the emitter's names of its operands. Out: a `Code`: one call, batch-first. A
-value that differs between rows has a further first dimension B; a shared value has none. Ops without a rule go
-through torch.func.vmap.
+In: an op of a body (on one example) and the names of its operands in the code. Out: a `Code`: one call on the whole
+batch. A value that differs between rows has a further first dimension B; a shared value has not. Ops without a rule run
+by torch.func.vmap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from edbatch.spec import Spec
 from edbatch.torch_insides.ops import log_softmax, softmax
 
 aten = torch.ops.aten
-USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # that all kernels take
+USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # all kernels take them
 
 
 def batched(n: Names, op: Op) -> Code:
@@ -39,9 +39,9 @@ def _ruled(n: Names, op: Op) -> Code | None:
 
 
 def has_rules(body: Body, program: Program) -> bool:
-    """Whether all ops of a program have rules, and its values are usual ones: it can be emitted whenever it is needed.
+    """Whether all ops of a program have rules and its values have usual dtypes, so that it can surely be made later.
 
-    What else vmap refuses shows only when it runs.
+    Else vmap may refuse an op, which shows only when it runs.
     """
     names = _NoNames(body)
     return all(map(_is_usual, body.specs)) and all(
@@ -58,7 +58,7 @@ def _is_usual(spec: Any) -> bool:
 
 
 class _NoNames:
-    """Answers rules while nothing is written yet."""
+    """Answers the questions of rules before any code is written."""
 
     def __init__(self, body: Body) -> None:
         self.body = body
@@ -95,7 +95,7 @@ def shared(n: Names, op: Op) -> Code:
         return Code(f"{n.object(torch.cat)}({n.raw(op.args[0])}, {op.args[1]})", out="out")
     if op.target is constant:
         return Code(f"{n.object(constant)}({n.object(op.args[0])})", view=True)
-    if op.target is aten.permute.default:  # of weights, in every call: the method takes a third of the time of the op
+    if op.target is aten.permute.default:  # of weights, in every call; the method takes a third of the time of the op
         return Code(f"{n.raw(op.args[0])}.permute({tuple(op.args[1])!r})")
     if op.target is aten.slice.Tensor:  # likewise
         return Code(f"{n.raw(op.args[0])}{_range(n, op, 0)}")
@@ -117,7 +117,7 @@ def _slice(n: Names, op: Op) -> Code:
 
 
 def _range(n: Names, op: Op, before: int) -> str:
-    """What takes a slice of a tensor that has so many dimensions before those of the operand."""
+    """The index, such as [:, 2:5], for a slice of a tensor with `before` dimensions before those of the operand."""
     given: list[Any] = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
     shape = n.spec(op.args[0]).shape
     dim, start, stop, step = given[0] % len(shape), *given[1:]
@@ -165,7 +165,7 @@ def _random(n: Names, op: Op) -> Code:
 
 
 def _gelu_backward(n: Names, op: Op) -> Code | None:
-    """Elementwise, but torch does not broadcast here."""
+    """Elementwise, but without torch's broadcasting."""
     if all(map(n.is_row, op.operands)):
         return pointwise(op.target, "grad_input", aten.gelu_backward.grad_input)(n, op)
     return call(n, op.target, *[Text(n.every(a)) if isinstance(a, Val) else a for a in op.args], **dict(op.kwargs))

@@ -1,4 +1,7 @@
-"""The values of a program as tensors: by which names the code knows them, and in which shapes. Rules ask it."""
+"""The values of a program as tensors in generated code: under which names, and in which shapes.
+
+In: questions of batching rules and of the emitters. Out: names; code that reshapes a tensor is written when needed.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ Form = tuple[Any, ...]  # the shape after the first dimension, or ("flat", width
 
 @dataclass
 class Forms:
-    """A tensor and its reshaped forms, by name; `own` memory was made by this program and may be taken over, `pinned`
-    names last as long as the program."""
+    """The names of a tensor, by shape. `own`: the program made its memory and may reuse it. `pinned`: the names last
+    until the program ends."""
 
     forms: dict[Form, str]
     own: bool = False
@@ -32,8 +35,8 @@ class Tensors:
     """See `rule_types.Names`.
 
     Args:
-        roots: of values that are views, the one whose memory it is.
-        make: called with a value that is no tensor yet and the form in which it is wanted; puts it into `memory`.
+        roots: for each value the one whose memory it lies in.
+        make: called with a value that is no tensor yet and the wanted form; puts the value into `memory`.
     """
 
     def __init__(
@@ -45,7 +48,7 @@ class Tensors:
     ) -> None:
         self.body, self.writer = body, writer
         self.memory: dict[int, Forms] = {}
-        self.kept: dict[int, list[str]] = {}  # root -> local names to drop when it dies
+        self.kept: dict[int, list[str]] = {}  # root -> local names to drop after its last use
         self._roots, self._make = roots, make
 
     def is_row(self, value: Val) -> bool:
@@ -59,13 +62,13 @@ class Tensors:
         return self.form(value, tuple(self.spec(value).shape if shape is None else shape))
 
     def flat(self, value: Val, width: int) -> str:
-        """The name of a value as [-1, width]; with one line per row that is the plain [B, width]."""
+        """The name of a value as [-1, width]; that is [B, width] if a row has `width` elements."""
         shape = self.spec(value).shape
         is_one = math.prod(shape) == width if width else math.prod(shape[:-1]) == 1
         return self.form(value, (width,) if is_one else ("flat", width))
 
     def every(self, value: Val) -> str:
-        """The name of a value as [B, *shape], shared ones repeated (without a copy)."""
+        """The name of a value as [B, *shape]; shared ones are expanded, without a copy."""
         if self.is_row(value):
             return self.row(value)
         return f"{self.raw(value)}.expand({_size(self.spec(value).shape)})"
@@ -98,12 +101,12 @@ class Tensors:
         return memory.forms[form]
 
     def own_form(self, index: int) -> Form:
-        """Its shape; a tuple of tensors has none."""
+        """The shape of a value; () for a tuple of tensors."""
         spec = self.body.specs[index]
         return spec.shape if isinstance(spec, Spec) else ()
 
     def assign(self, value: Val, text: str, pinned: bool = False) -> str:
-        """A local name for something made of a value, to be dropped with it unless it is pinned."""
+        """A local name for the result of an expression; it is dropped with the value, unless it is pinned."""
         name = self.writer.assign(text)
         if not pinned:
             self.kept.setdefault(self._roots[value.index], []).append(name)

@@ -1,9 +1,9 @@
-"""A guard against our own mistakes: rehearses freshly emitted programs.
+"""Tries new programs out, as a guard against our own mistakes: do they run, and are results of the right shapes?
 
-In: the programs of a cell. Out: nothing, or a CaptureError; the cell then runs one by one instead of wrongly. It also
-finds ops that nothing can batch, because torch.func.vmap refuses them here. Programs of the CPU are rehearsed there, on
-zeros. Others, and those that zeros do not suit, are rehearsed on the meta device, where tensors have no data; torch's
-kernels for it import the compiler, which takes longer than all the rest.
+In: the programs of a cell. Out: nothing, or a CaptureError; the cell then runs one by one instead of wrongly. This also
+finds ops that cannot be batched, since torch.func.vmap refuses them here. Programs for the CPU run there, on zeros.
+Others, and those that fail on zeros, run on the meta device, where tensors have no data. torch's kernels for meta
+import the compiler, which takes longer than all the rest.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Verification:
         self.prologue = prologue
 
     def _is_cheap(self) -> bool:
-        """Whether its programs may really run: on the CPU, quickly, and without drawing random numbers."""
+        """Whether the programs may really run: on the CPU, quickly, and without drawing random numbers."""
         specs = [(spec, is_row) for spec, is_row in zip(self.body.specs, self.body.is_row, strict=True)
                  if isinstance(spec, Spec)]  # fmt: skip
         return not any(op.is_random for op in self.body.ops) and all(
@@ -54,7 +54,7 @@ class Verification:
 
     def _rehearse(self, play: Callable[[Scene], None]) -> None:
         if self._is_cheap():
-            is_sure = any(0 in spec.shape for spec in self.rows)  # what has no elements suits as well as any other
+            is_sure = any(0 in spec.shape for spec in self.rows)  # without elements, zeros are as good as any values
             with nullcontext() if is_sure else suppress(CaptureError):
                 return _rehearsed(play, Scene("cpu"))
         return _rehearsed(play, Scene("meta"))
@@ -84,7 +84,7 @@ class Verification:
 
 @dataclass(frozen=True)
 class Scene:
-    """Where programs are rehearsed: "cpu" or "meta"."""
+    """The device on which programs are tried out: "cpu" or "meta"."""
 
     device: str
 

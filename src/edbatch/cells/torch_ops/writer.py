@@ -17,14 +17,14 @@ class Writer:
         self.lines.append(text)
 
     def assign(self, text: str) -> str:
-        """A new local name for what an expression gives."""
+        """A new local name for the result of an expression."""
         name = f"t{self._num_names}"
         self._num_names += 1
         self.line(f"{name} = {text}")
         return name
 
     def object(self, thing: Any) -> str:
-        """A name in the globals."""
+        """The name of an object in the globals; the same object always has the same name."""
         for name, known in self.namespace.items():
             if known is thing:
                 return name

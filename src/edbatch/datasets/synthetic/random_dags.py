@@ -1,7 +1,7 @@
 """Generated graphs of states: a number and a seed come in, `Dag` objects go out.
 
-Every arc of a state speaks for one tag by its token and kind, and the state's tag is what most of its arcs speak for,
-so a model can learn it. Tokens of small ids are frequent (Zipf's law); there is no unknown token.
+Every arc of a state votes for one tag, by its token and kind, and the state's tag is the one with most votes, so that a
+model can learn it. Tokens with small ids are frequent (Zipf's law); there is no unknown token.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def random_dags(count: int, seed: int) -> list[Dag]:
 
 
 def tag_of(arcs: tuple[tuple[int, int, int], ...]) -> int:
-    """The tag of a state with these arcs: what most of them speak for, the smallest of equals.
+    """The tag of a state with these arcs: the one with most votes; the smallest of equals.
 
     >>> tag_of(((0, 0, 3), (1, 0, 5), (2, 1, 4)))
     5

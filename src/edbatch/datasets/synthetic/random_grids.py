@@ -1,7 +1,7 @@
 """Generated triangles and grids of words: a number and a seed come in, `Triangle` or `Grid` objects go out.
 
-Every place has a word, every word speaks for one class, and the label is what most words speak for, so a model can
-learn it. Words of small ids are frequent (Zipf's law); there is no unknown word.
+Every place has a word, every word votes for one class, and the label is the class with most votes, so that a model can
+learn it. Words with small ids are frequent (Zipf's law); there is no unknown word.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MIN_LEAVES, _MAX_LEAVES = 10, 14
 _SIDES_OF_DIMS = {1: ((10, 49),), 2: ((3, 4), (20, 24)), 3: ((2, 3), (2, 3), (10, 14))}
 _WORDS_PER_CLASS = NUM_WORDS // NUM_CLASSES
 _RANK_WEIGHTS = zipf_weights(_WORDS_PER_CLASS, offset=3)
-_LEANING = 0.4  # of the words speak for one class, the others for any
+_LEANING = 0.4  # the share of words that vote for one class; the others vote for any
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def random_grids(count: int, seed: int, dims: int) -> list[Grid]:
 
 
 def class_of(word: int) -> int:
-    """The class that a word speaks for.
+    """The class that a word votes for.
 
     >>> [class_of(word) for word in (0, 1, 7)]
     [0, 1, 2]
@@ -78,4 +78,4 @@ def _words_and_label(num_words: int, rng: random.Random) -> tuple[tuple[int, ...
     classes = [leaning if rng.random() < _LEANING else rng.randrange(NUM_CLASSES) for _ in range(num_words)]
     ranks = rng.choices(range(_WORDS_PER_CLASS), cum_weights=_RANK_WEIGHTS, k=num_words)
     words = tuple(rank * NUM_CLASSES + class_ for rank, class_ in zip(ranks, classes, strict=True))
-    return words, max(range(NUM_CLASSES), key=classes.count)  # of two as frequent classes the smaller
+    return words, max(range(NUM_CLASSES), key=classes.count)  # the smallest of equally frequent classes

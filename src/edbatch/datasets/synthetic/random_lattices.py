@@ -17,12 +17,12 @@ NUM_TAGS, NUM_CHARS, NUM_WORDS = 18, 3_000, 20_000
 _CHAR_WEIGHTS = zipf_weights(NUM_CHARS, offset=1, exponent=0.6, fade=700)
 _WORD_WEIGHTS = zipf_weights(NUM_WORDS, offset=5, exponent=0.8)
 _WORD_CHANCE = (0.57, 0.41)  # that a word ends at a node, when none or one ended at the node before
-_WEIGHT_OF_REACHES = {  # how many characters the words have that end at one node; per mille
+_WEIGHT_OF_REACHES = {  # lengths, in characters, of the words that end at one node; per mille
     (2,): 859, (3,): 26, (4,): 4, (2, 3): 88, (2, 4): 9, (2, 5): 2, (3, 4): 1, (2, 3, 4): 8, (2, 3, 5): 2, (2, 3, 6): 1,
 }  # fmt: skip
 _REACHES, _REACHES_WEIGHTS = list(_WEIGHT_OF_REACHES), list(accumulate(_WEIGHT_OF_REACHES.values()))
 _START_TAG, _USUAL_TAG = 0, 3
-_UNUSUAL_EVERY = 6  # of so many characters one has another tag than the usual one
+_UNUSUAL_EVERY = 6  # one in so many characters has another tag than the usual one
 
 
 def random_lattices(count: int, seed: int) -> LatticeBank:

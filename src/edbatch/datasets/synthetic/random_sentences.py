@@ -14,11 +14,11 @@ from edbatch.datasets.tags import Sentence, TaggedText
 from edbatch.datasets.vocabulary import Vocabulary
 
 _TAGS = ("O", "I-ORG", "I-PER", "I-LOC", "I-MISC")
-_NAME_ENDS = ("co", "son", "land", "ish")  # by which a model that spells tells the tags of names apart
+_NAME_ENDS = ("co", "son", "land", "ish")  # from which a model that reads characters can tell the tags of names
 _NAME_TAG_WEIGHTS = (30, 25, 23, 22)
 _NAME_CHANCE = 0.1  # that a name begins, after a word that is no name
 _NAME_LENGTH_WEIGHTS = (50, 32, 11, 5, 2)  # of 1, 2, … words
-_NAME_EVERY = 6  # of so many words one belongs to names
+_NAME_EVERY = 6  # one in so many words is part of a name
 
 
 def random_sentences(count: int, seed: int, num_words: int = 24_000) -> TaggedText:

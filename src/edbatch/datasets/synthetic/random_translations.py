@@ -1,8 +1,8 @@
 """Generated translations: a number and a seed come in, `Translations` go out.
 
-Lengths of both sides, how they go together and how often words are repeated are roughly those of IWSLT's English and
-Vietnamese. A translation is what the words stand for, each for itself and in their order, so a model can learn it; for
-demos, tests and machines without the real data.
+Lengths of both sides, their relation, and how often words are repeated are roughly those of IWSLT's English and
+Vietnamese. Sentences are translated word by word, in order, so that a model can learn it. For demos, tests and machines
+without the real data.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from edbatch.datasets.vocabulary import Vocabulary
 _NUM_SOURCE_WORDS, _NUM_TARGET_WORDS = 10_000, 4_000
 _NUM_KNOWN_SOURCE_WORDS, _NUM_KNOWN_TARGET_WORDS = 5_700, 3_850  # rarer words are <unk>
 _MIN_LENGTH, _MAX_LENGTH = 2, 93
-_PARTS = (1, 1, 2, 0, 3, 1, 0, 1, 2, 1, 0, 1, 3, 1, 0, 2, 1, 1, 3, 0)  # so many words word w % 20 is translated by
+_PARTS = (1, 1, 2, 0, 3, 1, 0, 1, 2, 1, 0, 1, 3, 1, 0, 2, 1, 1, 3, 0)  # how many words translate word w, at w % 20
 
 
 def random_translations(count: int, seed: int) -> Translations:
@@ -44,9 +44,9 @@ def random_translations(count: int, seed: int) -> Translations:
 
 
 def dictionary() -> list[list[int]]:
-    """The translation of each source word, put together from the words of a smaller language.
+    """For each source word its translation: a list of target words.
 
-    Words of both languages are numbered from the most frequent on; their ids come after those of the marks.
+    Words of both languages are numbered from the most frequent on; their ids come after those of `MARKS`.
 
     >>> [len(words) for words in dictionary()[:5]]
     [1, 1, 2, 0, 3]

@@ -58,7 +58,7 @@ def random_perfect_trees(count: int, seed: int, num_words: int = 1_000) -> Treeb
 
 
 class _Language:
-    """Words by label and how often each is used: word w has the id w + 1, small ids are frequent (Zipf's law)."""
+    """The words for each label, and how often each is used. Word w has the id w + 1; small ids are frequent (Zipf)."""
 
     def __init__(self, num_words: int) -> None:
         if num_words <= 2 * _NUM_FUNCTION_WORDS:
@@ -75,7 +75,7 @@ class _Language:
 
     def leaves(self, num_leaves: int, rng: random.Random) -> list[Tree]:
         """The words of a sentence, labelled."""
-        leaning = rng.choice((0.3, 1.5))  # a sentence is mostly of one mind
+        leaning = rng.choice((0.3, 1.5))  # a sentence is mostly negative or mostly positive
         shares = [share * (leaning if score > 0 else 2 - leaning if score < 0 else 1)
                   for share, score in zip(_LEAF_LABEL_SHARES, _SCORE_OF_LABEL, strict=True)]  # fmt: skip
         leaves = []
@@ -88,7 +88,7 @@ class _Language:
 def _join(leaves: list[Tree], size_of_left: Callable[[int], int]) -> tuple[Tree, int]:
     """A tree over the leaves, and its score; depth is at most the number of leaves (52), so recursion is safe.
 
-    `size_of_left` says of how many leaves the left child gets how many.
+    `size_of_left(n)` is how many of n leaves the left child gets.
     """
     if len(leaves) == 1:
         return leaves[0], _SCORE_OF_LABEL[leaves[0].label]

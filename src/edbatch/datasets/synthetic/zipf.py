@@ -9,7 +9,7 @@ from math import exp, inf
 def zipf_weights(num_words: int, offset: float, exponent: float = 1.0, fade: float = inf) -> list[float]:
     """Cumulative weights, as `random.choices` takes them, of words from the most frequent to the rarest.
 
-    Word w weighs `(w + offset) ** -exponent`, and words beyond about `fade` still less, as there are only so many
+    Word w weighs `(w + offset) ** -exponent`. Words beyond about `fade` weigh still less: there are only so many
     characters or syllables.
 
     >>> [round(weight, 2) for weight in zipf_weights(3, offset=1)]

@@ -1,7 +1,7 @@
-"""The end of every model here: a state meets its label, and out come the loss and the guess.
+"""The last cell of most models here: a state and its label come in, the loss and the guess go out.
 
-As one cell it is one node per label, and all labels of a mini-batch that are ready run as one product. The label is a
-plain int of the example: inside the cell it is a 0-d tensor, batched or not.
+It is called once per label, and calls that are ready run as one matrix product. The label is a plain int of the
+example; inside the cell it is a 0-d tensor, batched or not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """A step of an LSTM that reads a token: the embedding and the `nn.LSTMCell` as one cell.
 
-`nn.Embedding` and `nn.LSTMCell` are cells by themselves. Marked together they are one node per token instead of two.
+For edbatch, `nn.Embedding` and `nn.LSTMCell` are each a cell. Marked together they are one call per token, not two.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-/* Products of a batch by MKL's batched GEMM, called as generated kernels are: with the number of the batch and the
-address of numbers that say what to do. A call of torch.bmm with its views takes some 6 microseconds longer.
+/* Matrix products of a batch by MKL's batched GEMM. A call of torch.bmm, with its views, takes some 6 us longer.
 
-The numbers, all of 64 bits: those that every kernel gets (see `kernel_text.py`); then the address of the function, the
-number of bytes of an element, how many products there are; then of each product the fields of `Product` or, where
-every row has matrices of its own, of `RowProduct`. */
+Functions are called like generated kernels: with the number of the batch and the address of numbers of 64 bits. These
+are: those that every kernel gets (see `FIRST_ARGUMENTS` in `kernel_text.py`); the address of the GEMM, the bytes of an
+element, how many products there are (together a `Header`); then for each product the fields of `Product` or, where
+matrices differ per row, of `RowProduct`. */
 
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
@@ -20,24 +20,24 @@ typedef struct {
 /* `count` times [B, length] x [length, columns]; the result lies at `out`, block after block. */
 typedef struct {
     int64_t rows;                 /* LOCAL, OWN or INDEX */
-    char *address;                /* of the operand's first row, of the batch, of the type or of the arena */
-    int64_t *begin, *first;       /* INDEX: where a batch's rows begin in `index`; the first, if they are consecutive */
+    char *address;                /* of the first row: LOCAL of the batch, OWN of the type, INDEX of the arena */
+    int64_t *begin, *first;       /* INDEX: where a batch's rows begin in `index`; its first row if consecutive */
     char *buffer;                 /* INDEX: memory for gathered rows */
-    int64_t is_kept;              /* INDEX: the buffer has room for the rows of all batches, and must be filled */
-    int64_t width, offset, piece; /* elements of a row, before its first piece, from one piece to the next */
-    int64_t per_piece;            /* blocks that multiply the same piece */
+    int64_t is_kept;              /* INDEX: the buffer is for the rows of all batches, which are read again later */
+    int64_t width, offset, piece; /* elements: of a row; before its first slice; from one slice to the next */
+    int64_t per_piece;            /* how many blocks read the same slice */
     int64_t count, length, columns;
     char *weights;
     int64_t weight_step, weight_stride, is_transposed;
     char *out;
-    int64_t is_own; /* whether that is the memory of all batches of the type */
+    int64_t is_own; /* whether `out` is memory for all batches of the type */
 } Product;
 
 typedef void (*Gemm)(int layout, const int *trans_a, const int *trans_b, const int *m, const int *n, const int *k,
                      const void *alpha, const void **a, const int *lda, const void **b, const int *ldb,
                      const void *beta, void **c, const int *ldc, int groups, const int *sizes);
 
-/* The first row of the operand of a batch. */
+/* The address of a batch's first row of an operand; rows that are not consecutive are gathered into the buffer. */
 static char *rows_of(const Header *h, const Product *p, int64_t b) {
     int64_t bytes = p->width * h->item, size = h->sizes[b];
     if (p->rows == LOCAL) return p->address;
@@ -61,7 +61,7 @@ static void run(const Header *h, int64_t b) {
     const Product *products = (const Product *)(h + 1);
     int as_it_is[MOST_PRODUCTS], trans[MOST_PRODUCTS], m[MOST_PRODUCTS], n[MOST_PRODUCTS], k[MOST_PRODUCTS];
     int lda[MOST_PRODUCTS], ldb[MOST_PRODUCTS], ldc[MOST_PRODUCTS], sizes[MOST_PRODUCTS];
-    double ones[MOST_PRODUCTS], zeros[MOST_PRODUCTS]; /* of floats only the first half is read */
+    double ones[MOST_PRODUCTS], zeros[MOST_PRODUCTS]; /* for float32 only the first half is used */
     const void *left[MOST_BLOCKS], *right[MOST_BLOCKS];
     void *out[MOST_BLOCKS];
     char *starts[MOST_PRODUCTS];
@@ -89,7 +89,7 @@ static void run(const Header *h, int64_t b) {
                     sizes);
 }
 
-/* A matrix of every row of the batch, or one that all of them share. */
+/* A matrix for every row of the batch, or one that all rows share. */
 typedef struct {
     int64_t rows;   /* LOCAL, OWN, INDEX or SHARED */
     char *address;  /* of the first row, as in `Product` */
@@ -97,7 +97,7 @@ typedef struct {
     int64_t width, offset, stride, is_transposed;
 } Matrix;
 
-/* Of every row: out = left x right, [m, k] x [k, n], or out += left x right. */
+/* For every row: out = left x right, [m, k] x [k, n], or out += left x right. */
 typedef struct {
     int64_t m, n, k, adds;
     Matrix left, right, out;

@@ -1,7 +1,8 @@
-"""Products of batches without torch: the library that torch brings exports MKL's batched GEMM, which `_blas.c` calls.
+"""Matrix products without torch: `_blas.c` calls the batched GEMM of MKL, which torch's own library exports.
 
-A launch of `torch.bmm`, with the views it takes, needs some 6 µs more, half as much as a step of a small LSTM computes.
-Where there is no MKL, or no C compiler at installation, products are torch's.
+In: a dtype. Out: the address of that GEMM, and the functions of `_blas.c`. A call of `torch.bmm`, with the views it
+needs, takes some 6 µs longer: half of what a step of a small LSTM computes. Without MKL, or without a C compiler at
+installation, torch computes the products.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ except ImportError:
     products = row_products = None  # type: ignore[assignment]
 
 __all__ = ["MOST_BLOCKS", "MOST_PRODUCTS", "gemm", "products", "row_products"]
-ROWS = {"local": "0", "own": "1", "index": "2", "shared": "3"}  # kinds of `kernel_text.Memory`, as `_blas.c` knows them
+ROWS = {"local": "0", "own": "1", "index": "2", "shared": "3"}  # `kernel_text.Memory.rows` as numbers of `_blas.c`
 
 
 @cache

@@ -1,7 +1,7 @@
 """Elementwise functions for generated kernels: scalar functions that LLVM inlines and vectorises in the caller's loop.
 
-In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name. Kernels
-include them: whoever keeps compiled kernels puts this file into the key.
+In: nothing. Out: `FUNCTIONS32` and `FUNCTIONS64`, the functions of a float32 and of a float64 by name. Compiled kernels
+contain them, so the contents of this file are part of the key under which kernels are kept on disk.
 
 The float32 functions are ours. They stay within a relative error of 1e-6 of the true value wherever that is a normal
 number, keep NaN, have their exact limits at the infinities and give a zero the sign torch gives it; where torch answers
@@ -34,7 +34,7 @@ from edbatch.storage.machine_code import MachineCode, digest
 
 _CODE = MachineCode("", sources=digest(Path(file) for file in (__file__, intrinsics.__file__)))
 _FUNCTION: dict[str, Any] = {
-    "fastmath": {"contract"},  # for these functions alone: what a kernel inlines keeps the flags it was compiled with
+    "fastmath": {"contract"},  # for these functions only: code that a kernel inlines keeps its own flags
     "error_model": "numpy",
     "no_cpython_wrapper": True,
     "no_cfunc_wrapper": True,
@@ -50,7 +50,7 @@ def _function(function: Callable[..., Any]) -> Callable[..., Any]:
 _f = np.float32
 _ZERO, _HALF, _ONE, _TWO = _f(0), _f(0.5), _f(1), _f(2)
 _INFINITY, _NAN = _f(math.inf), _f(math.nan)
-_SMALLEST = _f(2.0**-126)  # of the normal numbers
+_SMALLEST = _f(2.0**-126)  # the smallest normal number
 _SHIFT = _f(1.5 * 2**23)  # x + _SHIFT is x rounded to an integer, in the low bits
 _LOG2_E, _LN_2 = _f(1 / math.log(2)), _f(math.log(2))
 _LN_2_HIGH = _f(round(math.log(2) * 2**15) / 2**15)  # times an integer up to 2**8 it is exact
@@ -219,8 +219,8 @@ def gelu(x: Any) -> Any:
     density = density if a <= _TAIL_END else _ZERO
     u = _ONE / (_ONE + _TAIL_SCALE * a)
     p = (((((((_T8 * u + _T7) * u + _T6) * u + _T5) * u + _T4) * u + _T3) * u + _T2) * u + _T1) * u + _T0
-    # x * tail * 2**-24 below 0, else x * (1 - tail * 2**-24). Only constants are selected: arithmetic on one side of an
-    # `if` alone moves there, and LLVM keeps a branch, on Python 3.12 and later also when it is written before the `if`.
+    # x * tail * 2**-24 below 0, else x * (1 - tail * 2**-24). Only constants are selected: arithmetic that one side of
+    # an `if` needs is moved there, and LLVM keeps a branch; since Python 3.12 even if it is written before the `if`.
     whole = _ZERO if x < _ZERO else _ONE
     before = _ONE if x < _ZERO else _f(2**-24)
     after = _f(2**-24) if x < _ZERO else _ONE

@@ -1,8 +1,8 @@
-"""Whole numbers in generated kernels: arithmetic that wraps round as torch's does, and places that data says.
+"""Integers in generated kernels: arithmetic that wraps round as torch's does, and safe indices that come from data.
 
-In and out: scalars inside compiled functions. Numba tells LLVM that signed numbers never overflow, and that floats fit
-into integers. Where data breaks that promise, LLVM may leave out the very check that guards an address. Nothing is
-promised here.
+In and out: scalars inside compiled functions. Numba promises LLVM that signed numbers never overflow, and that floats
+fit into integers. Where data breaks that promise, LLVM may leave out the very check that guards an address. The
+functions here make no such promise.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SMALLEST = -(2**63)
 
 
 def _of_ints(emit: Callable[..., Any]) -> Callable[..., Any]:
-    """Type and code of an intrinsic on whole numbers and masks; other types are refused."""
+    """Type and code of a numba intrinsic on integers and masks; other types are refused."""
 
     def typed(*arguments: Any) -> Any:
         def lower(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
@@ -48,7 +48,7 @@ def wrapped_product(typing: Any, a: Any, b: Any) -> Any:
 
 @intrinsic
 def wrapped_abs(typing: Any, a: Any) -> Any:
-    """Of the smallest number: itself."""
+    """abs(a); for the smallest integer, that integer itself."""
 
     def emit(builder: ir.IRBuilder, a: Any) -> Any:
         return builder.select(builder.icmp_signed("<", a, _INT(0)), builder.sub(_INT(0), a), a)
@@ -58,7 +58,8 @@ def wrapped_abs(typing: Any, a: Any) -> Any:
 
 @intrinsic
 def truncated(typing: Any, x: Any) -> Any:
-    """A float without its fraction; NaN and what does not fit are the smallest number, as torch has it on x86."""
+    """A float as int64, without its fraction; NaN and numbers that do not fit give the smallest int64, as in torch on
+    x86."""
 
     def emit(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         (value,) = values
@@ -71,7 +72,7 @@ def truncated(typing: Any, x: Any) -> Any:
 
 @intrinsic
 def unknown(typing: Any, a: Any) -> Any:
-    """The same number, of which LLVM knows nothing: so it cannot find a check of it needless."""
+    """The same number, hidden from LLVM's analysis, so that no check of it is optimised away."""
 
     def emit(builder: ir.IRBuilder, a: Any) -> Any:
         return builder.asm(ir.FunctionType(_INT, [_INT]), "", "=r,0", [a], side_effect=False)

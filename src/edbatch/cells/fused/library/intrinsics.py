@@ -1,7 +1,6 @@
-"""What numba has no word for: the bits of a float32.
+"""Access to the bits of a float32, which numba does not offer.
 
-In and out: scalars inside compiled functions. Numba's disk cache does not see this file behind its callers: after an
-edit here, touch `fast_math`, whose compiled functions include it.
+In and out: scalars inside compiled functions. `fast_math` is built on it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ def _intrinsic(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_bits(emit: Callable[..., Any], *arguments: Any) -> Any:
-    """Type and code of an intrinsic on float32s, from what emits code for their bits; other types are refused."""
+    """Type and code of a numba intrinsic on float32s, from code for their bits; other types are refused."""
 
     def lower(context: Any, builder: ir.IRBuilder, signature: Any, values: Any) -> Any:
         return emit(builder, *(builder.bitcast(value, _INT) for value in values))

@@ -1,8 +1,8 @@
 """Reading and writing memory in generated kernels: `load_f32(address, i, scope)` and the like, as numba intrinsics.
 
-Kernels get plain addresses. That makes calls cheap, and lets every access carry what LLVM cannot know of arrays: that
-different scopes never overlap. Without it a loop over a dozen arrays needs more overlap checks than LLVM is willing to
-make, and is not vectorised.
+Kernels get plain addresses. That makes calls cheap, and every access can tell LLVM what it cannot know of arrays: that
+memory of different scopes never overlaps. Without that, a loop over a dozen arrays would need more overlap checks than
+LLVM is willing to make, and would not be vectorised.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _declare(builder: Any, instruction: Any, scope: int) -> None:
 
 
 def _kept(kind: Any, memory: Any, size: int) -> Any:
-    """A load of which the bits of a mask are kept: all (-1) or none (0, and the result is 0 whatever lies there)."""
+    """A load whose bits are combined with a mask by `and`: -1 keeps the value; 0 gives 0, whatever lies there."""
     bits = ir.IntType(8 * size)
 
     @intrinsic(prefer_literal=True)

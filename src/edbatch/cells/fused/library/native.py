@@ -1,7 +1,7 @@
-"""Compilation of generated kernels by numba, kept on disk, see `machine_code`.
+"""Compilation of generated kernels by numba. Machine code is kept on disk, see `storage.machine_code`.
 
-In: the texts of kernels. Out: compiled functions. A later process finds their machine code by the hash of all that
-decides it; the texts themselves are not kept, they are generated again.
+In: the texts of kernels. Out: compiled functions. A later process generates the texts again and finds the machine code
+by a hash of everything that it depends on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from edbatch.torch_state.surroundings import inside
 
 _LOCK = threading.RLock()
 _FUNCTIONS: dict[str, list[Callable[..., None]]] = {}  # by the text of their module
-# No fast-math flags, for they change what a model computes: with `contract` the difference x * x - y * y of equal x and
-# y is not 0, with `reassoc` (x + y) - y is x.
+# No fast-math flags, since they change results: with `contract`, x * x - y * y is not 0 for equal x and y; with
+# `reassoc`, (x + y) - y is x.
 _OPTIONS: dict[str, Any] = {"no_cfunc_wrapper": True, "nogil": True, "error_model": "numpy"}
 _HEADER = """from numpy import bool_, float32, float64, inf, int64, nan, sqrt
 
@@ -39,7 +39,7 @@ def compile_kernels(sources: Sequence[str], name: str) -> list[Callable[..., Non
     """The functions of some kernel sources, each `def kernel(...)` of int64 parameters; c0, c1, … are float64.
 
     Args:
-        name: of the cell they belong to, for the message when they have to be compiled.
+        name: of their cell, for the message while they are compiled.
     """
     if not sources:
         return []
@@ -62,7 +62,7 @@ def _signature(source: str) -> str:
 def _compile(text: str, signatures: Sequence[str], name: str) -> list[Callable[..., None]]:
     key = hashlib.sha256((text + _runtime()).encode()).hexdigest()
     module = ModuleType(f"kernels_{key[:24]}")
-    sys.modules[module.__name__] = module  # numba asks for it there
+    sys.modules[module.__name__] = module  # numba looks for it there
     exec(compile(text, f"<{module.__name__}>", "exec"), module.__dict__)
     code = MachineCode(f"the kernels of {name}", sources=key)
     return [code.function(getattr(module, f"kernel{i}"), s, **_OPTIONS) for i, s in enumerate(signatures)]
@@ -70,5 +70,5 @@ def _compile(text: str, signatures: Sequence[str], name: str) -> list[Callable[.
 
 @cache
 def _runtime() -> str:
-    """What kernels import."""
+    """A hash of everything that kernels import."""
     return digest(Path(__file__).parent.glob("*.py"))

@@ -1,8 +1,8 @@
-"""What reduces a row in generated kernels: numba intrinsics in whose order LLVM is free, so that their loops vectorise.
+"""Sums and extremes of a row in generated kernels: numba intrinsics that LLVM may reorder, so that loops vectorise.
 
-In and out: scalars inside compiled functions. Sums and extremes of floats depend on the order, and fast-math flags
-would change all else a kernel computes. Here only the addition of a sum carries such a flag, and extremes are those of
-integers.
+In and out: scalars inside compiled functions. Sums and extremes of floats depend on the order, and fast-math flags for
+a whole kernel would change all its other results. Here only the addition of a sum carries such a flag, and extremes are
+found among integers of the same order as the floats.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _FLOATS: dict[Any, Any] = {types.int32: (types.float32, ir.FloatType()), types.i
 
 
 def _flip(builder: ir.IRBuilder, bits: Any) -> Any:
-    """The bits of a float as an integer of the same order, and back: those of negative numbers count downwards."""
+    """The bits of a float as an integer of the same order, and back; bits of negative numbers count downwards."""
     kind = bits.type
     sign = builder.ashr(bits, kind(kind.width - 1))
     return builder.xor(bits, builder.and_(sign, kind(2 ** (kind.width - 1) - 1)))
 
 
 def _key(nan_is_largest: bool) -> Any:
-    """A float as an integer of the same order, in which NaN comes last (or first): what decides extremes in torch."""
+    """An intrinsic: a float as an integer of the same order, with NaN last (or first), as torch orders extremes."""
 
     @intrinsic
     def key(typing: Any, x: Any) -> Any:

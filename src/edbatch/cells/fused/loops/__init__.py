@@ -1,4 +1,4 @@
-"""The text of loops: elementwise ops, reductions along rows, outer products, and ranges of elements.
+"""The text of generated loops, for elementwise ops, reductions along a row, outer products and slices.
 
-In: ops of a body. Out: lines of Python that numba compiles.
+In: ops of a body. Out: lines of Python, which numba compiles.
 """

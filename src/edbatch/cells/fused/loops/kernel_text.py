@@ -1,6 +1,7 @@
-"""The text of a generated kernel: loops in stages, and the parameters that its lines name.
+"""The text of a generated kernel: for each row of the batch, loops over elements in stages.
 
-In: lines, and the memories, sizes and numbers they use. Out: a `Kernel`, the source of one numba function.
+In: lines of loops, and the memories, sizes and numbers that they use, which become parameters. Out: a `Kernel`, the
+source of one numba function.
 """
 
 from __future__ import annotations
@@ -14,30 +15,33 @@ import torch
 from edbatch.cells.fused.loops.pointwise import CASTS, number
 
 INDEX_SCOPE, SCATTER_SCOPE, LAST_SCOPE = 63, 62, 61
-FIRST_ARGUMENTS = 4  # the addresses of the batches' sizes, first own rows and of all planned rows; the step of starts
+# Of every kernel: the addresses of the batches' sizes, of their first own rows and of the index of rows to read, and
+# how many numbers apart the starts of two batches in that index are.
+FIRST_ARGUMENTS = 4
 
 
 class Memory(NamedTuple):
-    """Rows of elements that a kernel reads or writes.
+    """Memory that a kernel reads or writes: rows of `width` elements.
 
-    rows: "own" (row w + r of the type's own range), "local" (row r), "index" (row index[s + r]), "shared" (no rows) or
-    "blocks" (`width` elements of every row, the next ones of every row, …).
+    rows: where row r of the batch lies. "own": in row w + r (memory for all batches of the type); "local": in row r;
+    "index": in row index[s + r]; "shared": there are no rows; "blocks": the first `width` elements of every row come
+    first, then the next ones of every row, and so on.
     """
 
     name: str  # of the variable that holds its address
     rows: str
     width: int
     dtype: str
-    start: str = ""  # of "index": the address of where the rows of the first batch begin in the index
-    way: str = ""  # of gradients: the address of what the first batch keeps of what is there, see `gradient_rows`
+    start: str = ""  # for "index": the address of s, the begin of the first batch's rows in the index
+    way: str = ""  # for gradients: the address of the first batch's ADD or STORE, see `layout.gradient_rows`
 
 
 class Kernel(NamedTuple):
     """A generated kernel: its source, and the texts of its arguments.
 
     It is called with the number of a batch and the address of its arguments, which are int64 numbers: first
-    `FIRST_ARGUMENTS` that say where the batches lie, then those of `arguments`. So they are handed over once per
-    mini-batch, not once per launch.
+    `FIRST_ARGUMENTS` that say where the batches lie, then `arguments`. So arguments are written once per mini-batch,
+    not once per launch.
     """
 
     source: str
@@ -45,8 +49,8 @@ class Kernel(NamedTuple):
 
 
 class Loop(NamedTuple):
-    """A loop over j; with `at`, a row's variable, over the one place j that it says, if that lies in this range; with
-    `columns`, over the rows i and the columns k of a matrix, of which j is the place."""
+    """A loop over elements j of a range. With `at`, the name of a variable, only over the element of that number, if it
+    lies in the range. With `columns`, over lines i and columns k of a matrix, whose element (i, k) is j."""
 
     stage: int
     width: int
@@ -59,10 +63,10 @@ class KernelText:
     """Collects lines, then writes them."""
 
     def __init__(self) -> None:
-        self.loops: dict[Loop, list[str]] = {}  # their lines
-        self.before: dict[int, list[str]] = defaultdict(list)  # the loops of a stage
+        self.loops: dict[Loop, list[str]] = {}  # the lines inside
+        self.before: dict[int, list[str]] = defaultdict(list)  # lines before the loops of a stage; `after`: behind them
         self.after: dict[int, list[str]] = defaultdict(list)
-        self.known: dict[tuple[Loop, str], str] = {}  # (where, text) -> variable
+        self.known: dict[tuple[Loop, str], str] = {}  # (loop, expression) -> variable
         self.memories: dict[str, Memory] = {}
         self.numbers: dict[int, str] = {}
         self.floats: dict[tuple[int, int], tuple[str, float]] = {}  # (value, place among its operands) -> parameter
@@ -74,7 +78,7 @@ class KernelText:
         return not self.loops
 
     def _float(self, value: float, place: tuple[int, int], dtype: torch.dtype) -> str:
-        """A parameter for a number of the body, so that a kernel is not compiled anew when it changes."""
+        """A parameter for a number in the body, so that no new kernel is compiled when the number changes."""
         if value in (0.0, 1.0):
             return self._constant(value, dtype)
         name, _ = self.floats.setdefault(place, (f"c{len(self.floats)}", value))
@@ -107,19 +111,19 @@ class KernelText:
         return f"{letter}{self.count - 1}"
 
     def _name(self, memory: Memory) -> str:
-        """The parameter for a memory; named by number, so that equal kernels of different cells are one."""
+        """The parameter for a memory. Memories are numbered, so that equal kernels of different cells have one text."""
         self.memories.setdefault(memory.name, memory)
         return f"m{list(self.memories).index(memory.name)}"
 
     def _way(self, memory: Memory) -> str:
-        """The parameter that says what is kept of gradients there."""
+        """The parameter that says whether gradients are added to this memory or stored."""
         return f"k{list(self.memories).index(memory.name)}"
 
     def _line(self, loop: Loop, text: str) -> None:
         self.loops.setdefault(loop, []).append(text)
 
     def _number(self, value: int) -> str:
-        """A parameter for a size, so that a kernel does not depend on it."""
+        """A parameter for a size, so that cells of different sizes share a kernel."""
         return self.numbers.setdefault(value, f"n{len(self.numbers)}")
 
     def _scope(self, memory: Memory) -> int:

@@ -1,12 +1,13 @@
-"""Loops over elements: from the values a kernel must store to the lines of its loops.
+"""Loops over elements. In: the values that a kernel must store. Out: the lines of its loops.
 
-Everything is demand-driven. A value is a range of elements per row; asked for a range, a slice asks its source for a
-shifted one, a concatenation asks the piece that holds it, an elementwise op asks its operands, and a value in memory is
-loaded. Equal elements are computed once. Ranges of the same width share one inner loop over `j`, whatever their place,
-so the gates of a cell, which are slices of one wide product, are computed side by side.
+Lines are written on demand, from results back to operands. A value has a range of elements per row. Asked for a range,
+a slice asks its source for a shifted range, a concatenation asks the part that holds it, an elementwise op asks its
+operands, and a value in memory is loaded. Equal elements are computed once. Ranges of the same width share one inner
+loop over `j`, wherever they begin. So the gates of a cell, which are slices of one wide product, are computed side by
+side.
 
-Loops come in stages. What runs along a row, see `reductions`, ends in a variable of the row; only loops of later stages
-read it. An element that several stages need is computed in each.
+Loops come in stages. A reduction along a row (see `reductions`) gives one number per row, which only loops of later
+stages read. An element that several stages need is computed in each.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ class _Range(NamedTuple):
 
 
 class Loops(KernelText):
-    """Collects what a kernel stores."""
+    """The loops of one kernel, from the values to be stored (`store`, `scatter`)."""
 
     def __init__(self, body: Body, find: Callable[[int], Memory | None], exact_math: bool) -> None:
         super().__init__()
         self.body, self.find, self.exact_math = body, find, exact_math
         self.cuts: dict[int, set[int]] = {}
         self.elements: dict[tuple[_Range, Loop], str] = {}
-        self.along: dict[int, Element] = {}  # of ops along rows
-        self.stages: dict[int, int] = {}  # of values: the first in which their elements can be computed
-        self.rows: dict[Any, Row] = {}  # by what they are
-        self.wide: dict[int, int] = {}  # of values: see `_columns`
+        self.along: dict[int, Element] = {}  # for results of reductions: how an element is computed
+        self.stages: dict[int, int] = {}  # for each value: the first stage in which its elements can be computed
+        self.rows: dict[Any, Row] = {}  # numbers of a row found so far, by what they are
+        self.wide: dict[int, int] = {}  # for each value: see `_columns`
 
     # What is stored.
     def store(self, value: int, to: Memory) -> None:
@@ -59,7 +60,8 @@ class Loops(KernelText):
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {place}, {text}, {self._scope(to)})")
 
     def scatter(self, value: int, to: Memory) -> None:
-        """Add all elements of a value to what is kept there; rows may repeat from one row of the batch to the next."""
+        """Add all elements of a value to memory, or store them (see `Memory.way`). Several rows of the batch may go to
+        the same row."""
         self.scatters.add(to.name)
         for begin, width in self._ranges(value):
             loop = self._loop(value, begin, width)
@@ -74,7 +76,7 @@ class Loops(KernelText):
         return Loop(self._stage(value), width, columns=wide if fits else 0)
 
     def _columns(self, value: int) -> int:
-        """The columns of a matrix that is made of a column and a row, if a value is made of one; see `outer`."""
+        """The number of columns of the outer product (see `outer`) that a value is computed from; 0 if it is not."""
         if value not in self.wide:
             op, size = self.body.op(value), self._size(value)
             if self.find(value) is not None or op is None or not self.body.is_row[value] or op.target in REDUCTIONS:
@@ -84,7 +86,7 @@ class Loops(KernelText):
                 self.wide[value] = columns(self.body, op) or max(same, default=0)
         return self.wide[value]
 
-    # Numbers of rows; see `reductions.Rows`.
+    # One number per row; see `reductions.Rows`.
     def reduce(self, kind: Kind, term: Element) -> Row:
         values = [self._behind_views(v.index) for v in term.values]
         key = (kind, term.text, *values)
@@ -158,7 +160,7 @@ class Loops(KernelText):
         return self.stages[value]
 
     def _behind_views(self, value: int) -> int:
-        """The same elements in another shape."""
+        """The value of which this one is a reshape, if it is one that no memory holds."""
         op = self.body.op(value)
         while self.find(value) is None and op is not None and op.target is aten.view.default:
             value = op.args[0].index
@@ -170,7 +172,7 @@ class Loops(KernelText):
         return math.prod(self.body.spec(Val(value)).shape)
 
     def _ranges(self, *values: int) -> list[tuple[int, int]]:
-        """The ranges of the elements of values of one size, in each of which all elements are computed alike."""
+        """Divides the elements of values of one size into ranges, in each of which all elements are computed alike."""
         bounds = sorted({0, self._size(values[0]), *(cut for value in values for cut in self._cuts(value))})
         return [(a, b - a) for a, b in pairwise(bounds)]
 
@@ -244,11 +246,11 @@ class Loops(KernelText):
         return self._computed(op, at, loop)
 
     def _same(self, value: int, at: _Range) -> _Range:
-        """A range of another value, or its only element."""
+        """The same range of another value; if that has one element only, this element."""
         return _Range(value, 0, 1) if self._size(value) == 1 else at._replace(value=value)
 
     def _fill(self, text: str, values: Sequence[_Range], loop: Loop, at: _Range | None = None) -> str:
-        """A text of `reductions` with the elements it stands for, and their place."""
+        """Puts elements and their place j into a text of `reductions`."""
         place = values[0] if at is None and values else at
         j = "" if place is None else self._place(place, loop)
         return self._variable(loop, text.format(*[self._element(self._same(v.value, v), loop) for v in values], j=j))
@@ -283,7 +285,7 @@ class Loops(KernelText):
         return self._variable(loop, text)
 
     def _border(self, value: Val, wide: int, at: _Range, loop: Loop) -> str:
-        """The element of a column or a row that belongs to a place of their matrix."""
+        """Loads the element of a column or a row that an element of their outer product needs."""
         base, begin = behind_shifts(self.body, value, lambda i: self.find(i) is not None)
         memory = self.find(base)
         assert memory is not None, "see `Phases`"
@@ -297,7 +299,7 @@ class Loops(KernelText):
         return self._load(memory, begin, loop, place)
 
     def _without_zeros(self, op: Op, texts: list[Any]) -> str | None:
-        """A sum with a piece of padding is the other operand."""
+        """Where one operand of a sum is padding (zeros), the other operand; else None."""
         if op.target is aten.add.Tensor and not op.kwargs and len(op.operands) == 2:
             left, right = ((t in ("float32(0)", "float64(0)")) for t in texts)
             return str(texts[1]) if left else str(texts[0]) if right else None

@@ -1,5 +1,8 @@
-"""Elementwise ops that make a matrix of a column and a row, as in the gradient of a matrix that a vector was multiplied
-with. Kernels compute its elements where they are read, so that the matrix itself is never written.
+"""Elementwise ops that make a matrix of a column and a row by broadcasting: outer products, which are gradients of
+matrices that were multiplied by a vector.
+
+In: an op. Out: whether it is one. Kernels compute elements of such a matrix where they are read, so that the matrix
+itself is never written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Elementwise ops as expressions of generated kernels: one table row per op.
+"""Elementwise ops as expressions in generated kernels: a table with one row per op.
 
 In: an op and the texts of its operands' elements. Out: the text of the result's element, or None where a kernel would
-not be right (the op then stays a torch call). Names of functions are those of `fast_math` and `integer_math`.
+not give torch's result (the op then stays a call of torch). The functions in these texts are those of `fast_math` and
+`integer_math`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 from edbatch.cells.body.body import Op, Val
 
 aten = torch.ops.aten
-BY_SIZE = {4: "f32", 8: "f64"}  # what copies take elements of so many bytes for: no bits change
+BY_SIZE = {4: "f32", 8: "f64"}  # by bytes of an element: the type as which copies move it, without a change of bits
 DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.bool: "b8", torch.int64: "i64"}
 CASTS = {torch.float32: "float32", torch.float64: "float64", torch.int64: "int64", torch.bool: "bool_"}
 FLOATS = (torch.float32, torch.float64)
@@ -37,9 +38,9 @@ def number(value: Any, dtype: torch.dtype) -> str | None:
 
 
 def expression(op: Op, operands: list[Any], dtype: torch.dtype, exact_math: bool) -> str | None:
-    """The element of an op's result; `operands` are texts, or constants as they stand in the op's arguments.
+    """The text of an element of an op's result; `operands` are texts, or constants as in the op's arguments.
 
-    `dtype` is what constants are converted to: that of the tensor operands.
+    `dtype`, that of the tensor operands, is the dtype that constants are converted to.
     """
     rule = TABLE.get(op.target)
     if rule is None or (exact_math and op.target in APPROXIMATED):
@@ -59,7 +60,7 @@ def expression(op: Op, operands: list[Any], dtype: torch.dtype, exact_math: bool
 
 
 def wrapped(text: str) -> str:
-    """An expression of whole numbers whose arithmetic wraps round, see `integer_math`.
+    """An expression of integers, with arithmetic that wraps round, see `integer_math`.
 
     >>> wrapped("-a + int64(-2) * abs(b)")
     'wrapped_sum(wrapped_difference(0, a), wrapped_product(int64(-2), wrapped_abs(b)))'
@@ -94,13 +95,13 @@ def cast(text: str, source: torch.dtype, target: torch.dtype) -> str:
 
 
 def is_known(op: Op, exact_math: bool) -> bool:
-    """Whether the op has an expression, whatever its operands are called."""
+    """Whether the op has an expression."""
     texts = ["x" if isinstance(a, Val) else a for a in op.args]
     if any(isinstance(a, tuple | torch.dtype) or (isinstance(a, str) and a != "x") for a in texts):
         return False
     try:
         return expression(op, texts, torch.float32, exact_math) is not None
-    except TypeError:  # a keyword or an argument that the table does not know
+    except TypeError:  # a keyword or an argument that the table's row does not take
         return False
 
 
@@ -112,7 +113,7 @@ def _sum(sign: str) -> Expression:
 
 
 def _form(text: str) -> Expression:
-    """A rule from a template over a, b, c."""
+    """A rule from a template with operands {a}, {b}, {c}."""
     return lambda *operands: text.format(**dict(zip("abc", operands, strict=False)))
 
 

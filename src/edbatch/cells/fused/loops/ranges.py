@@ -1,6 +1,6 @@
-"""Ops that only move elements: which range of their source's elements (or of their result's) they move.
+"""Ops that only move elements, such as slices and padding: which range of elements of their source or result it is.
 
-In: an op of a body. Out: (begin, width) of a range of flattened elements, or None where it is no single range.
+In: an op of a body. Out: (begin, width) of a range of flattened elements, or None where it is not a single range.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ aten = torch.ops.aten
 
 
 def _flat_from(shape: Sequence[int], dim: int) -> bool:
-    """Whether ranges along a dimension are ranges of the flattened elements."""
+    """Whether a range along a dimension is a single range of the flattened elements."""
     return all(s == 1 for s in shape[:dim])
 
 
 def _flat_range(shape: Sequence[int], dim: int, part: slice) -> tuple[int, int] | None:
-    """The elements that a slice along a dimension takes: (begin, width), if they are one range."""
+    """The flattened elements that a slice along a dimension takes, as (begin, width), if they are one range."""
     dim %= len(shape)
     first, last, step = part.indices(shape[dim])
     inner = math.prod(shape[dim + 1 :])
@@ -79,7 +79,7 @@ PIECES = {**SHIFTS, **PADDING, aten.cat.default: _along_rows, aten.expand.defaul
 
 
 def behind_shifts(body: Body, value: Val, is_known: Callable[[int], bool]) -> tuple[int, int]:
-    """The value that an operand is a range of elements of, and where that begins. Known values stand for themselves."""
+    """The value of whose elements an operand is one range, and where that begins. The search ends at known values."""
     begin, op = 0, body.op(value)
     while not is_known(value.index) and op is not None and op.target in SHIFTS:
         found = SHIFTS[op.target](body, op)

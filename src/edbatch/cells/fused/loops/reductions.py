@@ -1,9 +1,8 @@
-"""Ops along a whole row in generated kernels: sums, extremes, softmax, an element or the row of a table by its number.
-One table row per op.
+"""Ops along a whole row in generated kernels: sums, extremes, softmax, lookups by index. A table with one row per op.
 
 In: an op. Out: an `Element`: how an element of the result follows from elements of the operands and from numbers of the
-row, such as its largest element, which earlier loops over the row have found. Only ops that run along all elements of a
-row fit; the others stay torch ops.
+row. Such a number, the largest element for example, is found by an earlier loop over the row. Only ops along all
+elements of an example's value fit; others stay calls of torch.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from edbatch.cells.fused.loops.pointwise import CASTS, DTYPES, FLOATS, number
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-# Elements of a row that is read whole: from here on torch, which uses all threads, is as fast with one, and with two
-# takes two thirds of the time.
+# Elements: ops along longer rows are left to torch, which uses all threads. With one thread it is as fast from here on;
+# with two it takes two thirds of the time.
 WIDEST = 4096
 _LAST = "int64(9223372036854775807)"
 
 
 class Row(NamedTuple):
-    """A number of a row: the variable that holds it, and the first stage of loops that may read it."""
+    """One number per row: the variable that holds it, and the first stage of loops that may read it."""
 
     name: str
     stage: int
@@ -36,15 +35,15 @@ class Row(NamedTuple):
 
 
 class Kind(NamedTuple):
-    """How the elements of a row become one: what to start with, and how two results join."""
+    """A way to reduce elements to one number: the start value, and how two numbers are joined."""
 
     start: str
     join: str
 
 
 class Element(NamedTuple):
-    """An element of a result: {0}, {1}, … are the elements of `values` at its place (or their only one), {j} is the
-    place; `rows` are the numbers of the row in the text."""
+    """The text of element j of a result. In it {0}, {1}, … stand for element j (or the only one) of each of `values`,
+    and {j} for j. `rows` are the numbers of the row that the text contains."""
 
     text: str
     values: Sequence[Val] = ()
@@ -52,24 +51,24 @@ class Element(NamedTuple):
 
 
 class Rows(Protocol):
-    """What finds numbers of rows, see `loops.Loops`."""
+    """Writes loops that find numbers of a row, see `loops.Loops`."""
 
     body: Body
 
     def reduce(self, kind: Kind, term: Element) -> Row:
-        """A term, taken at all places, as one number."""
+        """A term, computed for every element and reduced to one number."""
         ...
 
     def pick(self, value: Val, at: Row) -> Row:
-        """The element at a place that is itself a number of the row."""
+        """The element of a value whose index is itself a number of the row."""
         ...
 
     def row(self, text: str, *rows: Row) -> Row:
-        """A number from others."""
+        """A number computed from others."""
         ...
 
     def place(self, value: Val, size: int, from_end: bool) -> Row:
-        """A place among `size` elements that data says; kernels raise if there is none."""
+        """An index from data, of one of `size` elements; kernels raise IndexError if it is out of range."""
         ...
 
     def size(self, value: Val) -> str:
@@ -77,11 +76,11 @@ class Rows(Protocol):
         ...
 
     def of_table(self, table: Val, at: Row) -> str:
-        """The text of the element at place {j} of a row of a shared matrix."""
+        """The text of element {j} of one line of a shared matrix."""
         ...
 
 
-ONLY = Kind("int64(0)", "{1}")  # of one place
+ONLY = Kind("int64(0)", "{1}")  # for a value of one element
 _LARGEST = {dtype: Kind(f"upper_key({CASTS[dtype]}(-inf))", "max({0}, {1})") for dtype in FLOATS}
 _SMALLEST = {dtype: Kind(f"lower_key({CASTS[dtype]}(inf))", "min({0}, {1})") for dtype in FLOATS}
 _TOTAL, _COUNT = Kind("float64(0)", "plus({0}, {1})"), Kind("int64(0)", "wrapped_sum({0}, {1})")
@@ -89,7 +88,7 @@ _FIRST = Kind(_LAST, "min({0}, {1})")
 
 
 def _total(loops: Rows, text: str, values: Sequence[Val], *rows: Row) -> Row:
-    """The sum of a term of floats, in float64: torch adds in pairs, and rounding must not be worse here."""
+    """The sum of a term of floats, in float64. torch adds pairwise, and rounding must not be worse here."""
     return loops.reduce(_TOTAL, Element(f"float64({text})", values, rows))
 
 
@@ -123,7 +122,7 @@ def _extreme(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]:
 
 
 def _place_of(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]:
-    """The first place of an extreme; of a NaN, if there is one, for then the extreme is NaN."""
+    """The first index of an extreme; of a NaN if there is one, since the extreme is NaN then."""
 
     def rule(loops: Rows, op: Op) -> Element:
         (x,) = op.operands
@@ -135,7 +134,7 @@ def _place_of(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]
 
 
 def _exponentials(loops: Rows, x: Val) -> tuple[str, Row, Row]:
-    """exp(element - largest) as a text, the largest, and the sum of these."""
+    """exp(element - largest) as a text, the largest element, and the sum of these exponentials."""
     dtype = loops.body.spec(x).dtype
     top = _largest(loops, x)
     text = f"exp_{DTYPES[dtype]}({{0}} - {top})"
@@ -162,7 +161,7 @@ def _log_softmax(loops: Rows, op: Op) -> Element:
 
 
 def _logsumexp(loops: Rows, op: Op) -> Element:
-    """As torch, an infinite largest element counts as 0, so that the result is that infinity."""
+    """As in torch, an infinite largest element is not subtracted (it counts as 0), so that the result is infinite."""
     (x,) = op.operands
     dtype = loops.body.spec(x).dtype
     zero = number(0, dtype)
@@ -188,7 +187,7 @@ def _log_softmax_backward(loops: Rows, op: Op) -> Element:
 
 
 def _where(loops: Rows, op: Op) -> Row:
-    """The place that a `gather`, `scatter`, `index` or `index_put` means; the last two count from the end as well."""
+    """The index of a `gather`, `scatter`, `index` or `index_put`; the last two also take negative ones."""
     from_end = isinstance(op.args[1], tuple)
     index = op.args[1][-1] if from_end else op.args[2]
     return loops.place(index, math.prod(loops.body.spec(op.args[0]).shape), from_end)
@@ -205,7 +204,7 @@ def _look_up(loops: Rows, op: Op) -> Element:
 
 
 def _put(add: Callable[[Op], bool]) -> Callable[[Rows, Op], Element]:
-    """All elements but one, which becomes another or grows by it."""
+    """All elements as they are, but for one that is replaced by a value, or to which it is added."""
 
     def rule(loops: Rows, op: Op) -> Element:
         x, given = op.args[0], op.args[2 if isinstance(op.args[1], tuple) else 3]
@@ -225,7 +224,7 @@ def _alone(row: Row) -> Element:
 
 # Which ops fit.
 def _along(body: Body, op: Op) -> bool:
-    """Along all elements of its first operand, which has some and not too many."""
+    """Whether an op runs along all elements of its first operand, and these are neither none nor too many."""
     shape, dims = body.spec(op.args[0]).shape, op.args[1] if len(op.args) > 1 else None
     dims = [dims] if isinstance(dims, int) else dims or range(len(shape))
     return _is_flat(shape, dims) and math.prod(shape) < WIDEST
@@ -237,7 +236,7 @@ def _is_flat(shape: Sequence[int], dims: Sequence[int]) -> bool:
 
 
 def _floats(body: Body, op: Op) -> bool:
-    """Along floats, to one dtype."""
+    """The same, for floats and a result of the same dtype."""
     assert isinstance(op.spec, Spec)
     return _along(body, op) and body.spec(op.args[0]).dtype is op.spec.dtype and op.spec.dtype in FLOATS
 
@@ -260,7 +259,7 @@ def _backward(body: Body, op: Op) -> bool:
 
 
 def _one_place(body: Body, op: Op) -> bool:
-    """One element by its number."""
+    """Whether an op reads or writes one element of a whole row, by its index."""
     x, where = op.args[:2]
     if isinstance(where, tuple):
         dim, index, given = len(where) - 1, where[-1], op.args[2:3]
@@ -276,7 +275,7 @@ def _one_place(body: Body, op: Op) -> bool:
 
 
 def _one_row(body: Body, op: Op) -> bool:
-    """One row of a shared matrix by its number; constants lie nowhere in memory."""
+    """Whether an op reads one line of a shared matrix by its index. A constant (`full`) is not in memory."""
     table, *dim, index = op.args[:2] if op.target is aten.embedding.default else op.args
     spec, made = body.spec(table), body.op(table)
     is_table = not body.is_row[table.index] and len(spec.shape) == 2 and 0 not in spec.shape and dim in ([], [0])
@@ -288,7 +287,7 @@ def _one_row(body: Body, op: Op) -> bool:
 class Rule(NamedTuple):
     fits: Callable[[Body, Op], bool]
     element: Callable[[Rows, Op], Element]
-    is_exact: bool = True  # or by functions that only come close to torch's
+    is_exact: bool = True  # or it uses functions that differ from torch's in the last bits
 
 
 REDUCTIONS: dict[Any, Rule] = {
