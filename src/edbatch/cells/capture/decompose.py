@@ -55,6 +55,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.max.default: lambda x: aten.amax(x, list(range(x.ndim))),
         aten._trilinear.default: _trilinear,
         aten.baddbmm.default: _baddbmm,
+        aten.addmv.default: _addmv,
         aten.split.Tensor: _split,
         aten.mv.default: lambda m, v: aten.mm(m, v.unsqueeze(1)).squeeze(1),
         aten.dot.default: lambda a, b: aten.mm(a.unsqueeze(0), b.unsqueeze(1)).reshape(()),
@@ -126,6 +127,14 @@ def _baddbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) 
     if not x.dtype == a.dtype == b.dtype:
         raise RuntimeError(f"baddbmm of operands of different dtypes: {x.dtype}, {a.dtype}, {b.dtype}")
     return _core()[aten.baddbmm.default](x, a, b, **factors)
+
+
+def _addmv(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> Any:
+    """torch 2.6 takes floats with whole numbers, and rounds before it adds; its decomposition does so afterwards."""
+    result = _core()[aten.addmv.default](x, a, b, **factors)
+    if x.is_floating_point() != a.is_floating_point():
+        raise RuntimeError(f"addmv of operands of different dtypes: {x.dtype}, {a.dtype}, {b.dtype}")
+    return result
 
 
 def _trilinear(
