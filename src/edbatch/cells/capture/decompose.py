@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from edbatch.errors import CaptureError
 from edbatch.torch_insides.ops import OpOverload, core_decompositions
 
 aten = torch.ops.aten
@@ -129,12 +130,11 @@ def _baddbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) 
     return _core()[aten.baddbmm.default](x, a, b, **factors)
 
 
-def _addmv(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) -> Any:
-    """torch 2.6 takes floats with whole numbers, and rounds before it adds; its decomposition does so afterwards."""
-    result = _core()[aten.addmv.default](x, a, b, **factors)
+def _addmv(x: torch.Tensor, a: torch.Tensor, *args: Any, **factors: Any) -> Any:
+    """Of floats and whole numbers torch 2.6 rounds before it adds, and 2.13 refuses; one by one each does so."""
     if x.is_floating_point() != a.is_floating_point():
-        raise RuntimeError(f"addmv of operands of different dtypes: {x.dtype}, {a.dtype}, {b.dtype}")
-    return result
+        raise CaptureError(f"addmv of {x.dtype} and {a.dtype}")
+    return NotImplemented
 
 
 def _trilinear(
