@@ -330,6 +330,10 @@ def test_products_of_several_dtypes(dtypes):
             with pytest.raises(RuntimeError, match=re.escape(str(error).split("\n")[0])):
                 edbatch.batch(product)(*columns)
         else:
+            if product is torch.addmv and columns[0].is_floating_point() and not columns[1].is_floating_point():
+                with pytest.raises(RuntimeError, match="isDifferentiable"):  # torch 2.6, where gradients are on
+                    edbatch.batch(product)(*columns)
+                continue
             like_torch(product, *columns)
 
 
@@ -450,6 +454,12 @@ def test_calls_without_derivative_beside_calls_with_one():
 
 def test_a_group_norm_of_nothing():
     norm = nn.GroupNorm(1, 3)
+    try:
+        norm(torch.randn(1, 3, 0))
+    except RuntimeError as error:  # as torch 2.15 does
+        with pytest.raises(RuntimeError, match=re.escape(str(error).split("\n")[0])):
+            edbatch.batch(lambda x: norm(x))(torch.randn(2, 1, 3, 0))
+        return
     like_torch(lambda x: norm(x), torch.randn(2, 1, 3, 0), parameters=list(norm.parameters()))
 
 

@@ -139,6 +139,25 @@ def test_a_grad_mode_is_set_by_one_function_that_modes_see():
     modes.set_grad_enabled(True)
 
 
+def test_modes_see_backward_or_not():
+    x = torch.ones(1, requires_grad=True)
+    with Functions() as mode:
+        torch.autograd.backward([x * 2])
+    assert (torch.autograd.backward in mode.seen) == (not modes.BACKWARD)
+
+
+@pytest.mark.parametrize(("module", "name"), modes.BACKWARD)
+def test_backward_ends_there(module, name, monkeypatch):
+    calls = []
+    monkeypatch.setattr(module, name, lambda *args, **kwargs: calls.append((args, kwargs)))
+    x = torch.ones(1, requires_grad=True)
+    y = x * 2
+    torch.autograd.backward([y], inputs=[x])
+    ((((tensor,), (gradient,), keep, create, inputs), kwargs),) = calls
+    assert (tensor, gradient.item(), keep, create, inputs) == (y, 1, False, False, (x,))
+    assert kwargs["accumulate_grad"]
+
+
 @pytest.mark.parametrize("keep", [False, True])
 def test_a_backward_can_ask_whether_the_graph_is_kept(keep):
     answers = []

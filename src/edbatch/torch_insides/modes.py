@@ -28,6 +28,9 @@ get_function_state: Any = torch._C._get_torch_function_state  # type: ignore[att
 set_function_state: Any = torch._C._set_torch_function_state  # type: ignore[attr-defined]  # to put it back
 num_dispatch_modes = torch._C._len_torch_dispatch_stack  # if any, it sees every op: no fused kernels, no pool
 
+_IS_SEEN = "has_torch_function" in torch.autograd.backward.__code__.co_names
+# Where torch.autograd.backward ends, if modes do not see it itself, so that it can be refused: in 2.6, and not in 2.13.
+BACKWARD: tuple[tuple[Any, str], ...] = () if _IS_SEEN else ((torch.autograd, "_engine_run_backward"),)
 keeps_graph: Any = torch._C._autograd._get_current_graph_task_keep_graph  # memory is released unless retain_graph=True
 set_saving_traced: Any = torch._C._autograd._saved_tensors_hooks_set_tracing  # capture calls no hooks for saved tensors
 

@@ -9,13 +9,16 @@ it back, in whatever order threads come and go.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function
 
+from edbatch.torch_insides.modes import BACKWARD, num_function_modes
 from edbatch.torch_state.surroundings import Stay, inside
 
 Place = tuple[Any, str, Any, Any]  # class or module, name, original, ours
@@ -111,4 +114,21 @@ def _applied(original: Any) -> Any:
     return classmethod(apply)
 
 
+def _seen(original: Any) -> Any:
+    """What torch.autograd.backward calls at last: modes see the one for the other."""
+
+    @functools.wraps(original)
+    def run(tensors: Any, *args: Any, **kwargs: Any) -> Any:
+        if not kwargs.get("accumulate_grad") or num_function_modes() == 0:
+            return original(tensors, *args, **kwargs)
+        gradients, keep, create, inputs = args
+        return handle_torch_function(
+            torch.autograd.backward, tensors, tensors, gradients, keep, create, inputs=inputs or None
+        )
+
+    return run
+
+
 replaces(torch.autograd.Function, "apply", _applied)
+for _holder, _name in BACKWARD:
+    replaces(_holder, _name, _seen)

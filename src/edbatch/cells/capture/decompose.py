@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from edbatch.errors import CaptureError
 from edbatch.torch_insides.ops import OpOverload, core_decompositions
 
 aten = torch.ops.aten
@@ -56,6 +57,7 @@ def decompositions() -> dict[OpOverload, Callable[..., Any]]:
         aten.max.default: lambda x: aten.amax(x, list(range(x.ndim))),
         aten._trilinear.default: _trilinear,
         aten.baddbmm.default: _baddbmm,
+        aten.addmv.default: _addmv,
         aten.split.Tensor: _split,
         aten.mv.default: lambda m, v: aten.mm(m, v.unsqueeze(1)).squeeze(1),
         aten.dot.default: lambda a, b: aten.mm(a.unsqueeze(0), b.unsqueeze(1)).reshape(()),
@@ -127,6 +129,13 @@ def _baddbmm(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, **factors: Any) 
     if not x.dtype == a.dtype == b.dtype:
         raise RuntimeError(f"baddbmm of operands of different dtypes: {x.dtype}, {a.dtype}, {b.dtype}")
     return _core()[aten.baddbmm.default](x, a, b, **factors)
+
+
+def _addmv(x: torch.Tensor, a: torch.Tensor, *args: Any, **factors: Any) -> Any:
+    """Of floats and whole numbers torch 2.6 rounds before it adds, and 2.13 refuses; one by one each does so."""
+    if x.is_floating_point() != a.is_floating_point():
+        raise CaptureError(f"addmv of {x.dtype} and {a.dtype}")
+    return NotImplemented
 
 
 def _trilinear(

@@ -79,8 +79,8 @@ class Paths:
         return (_library_name(value) if _is_library(module) else None) or self._function_name(value)
 
     def _function_name(self, function: Any) -> str:
-        if isinstance(function, MethodType):
-            owner = function.__self__
+        owner = getattr(function, "__self__", None)
+        if isinstance(function, MethodType) or (isinstance(function, BuiltinFunctionType) and isinstance(owner, type)):
             cls = owner if isinstance(owner, type) else type(owner)
             return f"{self.name_of(owner) if isinstance(owner, nn.Module) else cls.__name__}.{function.__name__}"
         if isinstance(function, FUNCTIONS) and (path := self.of(function)) is not None:
@@ -96,7 +96,8 @@ def _library_name(function: Any) -> str | None:
     name: str | None = resolve_name(function)
     if name is not None:
         return name.removesuffix(".__get__").removeprefix("torch.nn.").replace("torch.Tensor.", "Tensor.")
-    if isinstance(function, FunctionType | BuiltinFunctionType):
+    is_method = isinstance(getattr(function, "__self__", None), type)  # such as `apply` of a user's autograd function
+    if isinstance(function, FunctionType | BuiltinFunctionType) and not is_method:
         name = function.__qualname__.removeprefix("_VariableFunctionsClass.")  # where torch keeps its own
         return f"{(function.__module__ or '').rpartition('.')[2].strip('_')}.{name}"
     return None
