@@ -39,6 +39,14 @@ def test_after_runs_outside_the_first_call():
     assert seen == ["run", "run", "after", "run", "after"]
 
 
+def test_warm_contenders_run_twice_and_are_timed_once():
+    seen: list[str] = []
+    contenders = {name: (lambda name=name: seen.append(name)) for name in "ab"}
+    rounds = measure.interleave(contenders, 2, warm=True, after={"a": lambda: seen.append("-")})
+    assert "".join(seen) == "ab" + "aa-bb" + "bbaa-"
+    assert [rounds.spread(name).rounds for name in "ab"] == [2, 2]
+
+
 def test_spread_and_ratio():
     assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0, 1)
     assert Spread.of([1.0, 2.0, 3.0]).scaled(10) == Spread(20.0, 15.0, 25.0, 3)
