@@ -39,6 +39,17 @@ def test_after_runs_outside_the_first_call():
     assert seen == ["run", "run", "after", "run", "after"]
 
 
+def test_fair_turns_are_warm_and_drawn_anew():
+    seen: list[str] = []
+    contenders = {name: (lambda name=name: seen.append(name)) for name in "abc"}
+    rounds = measure.interleave(contenders, 20, fair=True, after={"a": lambda: seen.append("-")})
+    turns = ["".join(seen).replace("-", "")[3:][6 * i : 6 * i + 6] for i in range(20)]
+    assert all(sorted(turn[::2]) == list("abc") and turn[::2] == turn[1::2] for turn in turns)
+    assert len({turn[::2] for turn in turns}) == 6
+    assert "".join(seen).count("aa-") == 20
+    assert [rounds.spread(name).rounds for name in "abc"] == [20, 20, 20]
+
+
 def test_spread_and_ratio():
     assert Spread.of([2.0]) == Spread(2.0, 2.0, 2.0, 1)
     assert Spread.of([1.0, 2.0, 3.0]).scaled(10) == Spread(20.0, 15.0, 25.0, 3)

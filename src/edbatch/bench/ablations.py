@@ -89,7 +89,7 @@ def _race(races: dict[str, Race], mode: str, rounds: int, advance: Callable[[], 
     """Milliseconds of all contenders, and the time of each as a multiple of that with everything on."""
     racing = {name: race for name, race in races.items() if mode == "train" or name != ONLY_TRAINING}
     contenders: dict[str, Callable[[], object]] = {name: getattr(race, mode) for name, race in racing.items()}
-    found = measure.interleave(contenders, rounds, advance=advance)
+    found = measure.interleave(contenders, rounds, fair=True, advance=advance)
     return {
         "ms": {name: found.spread(name).scaled(1e3)._asdict() for name in racing},
         "ratio_to_everything": {name: found.ratio(name, EVERYTHING)._asdict() for name in racing if name != EVERYTHING},

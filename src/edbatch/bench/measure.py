@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import platform
+import random
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -91,6 +92,7 @@ def interleave(
     *,
     fewer: Mapping[str, int] | None = None,
     after: Mapping[str, Callable[[], object]] | None = None,
+    fair: bool = False,
     advance: Callable[[], object] = lambda: None,
 ) -> Rounds:
     """Times every contender once a round; those in `fewer` only in the number of rounds given there, evenly spread.
@@ -100,19 +102,24 @@ def interleave(
 
     Args:
         after: What to do after a contender was timed, outside the clock.
+        fair: For small differences. Each contender runs just before it is timed, too, and turns are drawn anew for each
+            round: else each comes after the same one, which favours some by several percent.
         advance: Called after each round, for a progress bar.
     """
     for contender in contenders.values():
         contender()
     seconds: dict[str, dict[int, float]] = {name: {} for name in contenders}
-    names = list(contenders)
+    names, rng = list(contenders), random.Random(0)
     gc.collect()
     gc.freeze()
     try:
         for number in range(rounds):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
+            turns = names[number % len(names) :] + names[: number % len(names)]
+            for name in rng.sample(names, len(names)) if fair else turns:
                 share = (fewer or {}).get(name, rounds)
                 if number * share % rounds < share:
+                    if fair:
+                        contenders[name]()
                     seconds[name][number] = _time(contenders[name])
                     (after or {}).get(name, lambda: None)()
             advance()
