@@ -128,8 +128,12 @@ class CompiledCell:
 
     @property
     def source(self) -> str:
-        """The code of all programs so far, for people: what runs fused, and what runs as torch ops."""
+        """The code of all programs so far, for people: what runs fused, and what runs as torch ops. Of a cell that has
+        not run yet: inference as torch ops.
+        """
         fused = [text for cell in self.fused.values() for text in cell.sources]
+        if not fused and not self.torch_ops.sources:
+            _ = self.torch_ops.infer
         return "\n".join([*fused, *self.torch_ops.sources])
 
 
