@@ -28,7 +28,7 @@ def function(x, n):
 
 def recorded():
     """A recording and its results, before they are rewritten."""
-    return edbatch.batch(function).pipeline.record((X, [1, 2]), {})
+    return edbatch.batch(function).pipeline.record_examples((X, [1, 2]), {})
 
 
 def prepared():

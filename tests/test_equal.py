@@ -48,7 +48,7 @@ def test_training(case, policy, compilation):
     ours, theirs = tensors(batched(*columns)), tensors(batched.one_by_one(*columns))
     assert_equal(ours, theirs, 1e-9)
     assert_equal(gradients(ours, model), gradients(theirs, model), 1e-9)
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
 
 
 @case

@@ -123,7 +123,7 @@ def test_numbers_beside_lists_are_data():
         return (x * 2)[i, [0, -1]] + x[n, [1, 2]] + weight[i, [0, -1]] + weight[n, [1, 1]]
 
     batched = like_torch(function, CUBES, torch.tensor([0, 1, 2, -1]), [2, -1, 0, 1], parameters=[weight])
-    assert [(t.num_batches, t.runs_alone) for t in batched.stats.types] == [(1, None)] * len(batched.stats.types)
+    assert [(t.num_batches, t.reason) for t in batched.stats.types] == [(1, None)] * len(batched.stats.types)
 
 
 def test_masks_that_are_given_are_read_and_others_refused():
@@ -147,7 +147,7 @@ def test_examples_whose_masks_are_read_are_recorded_in_every_call():
 def test_shared_tensors_made_of_each_other_in_what_runs_one_by_one():
     weight = nn.Parameter(torch.randn(6))
     batched = like_torch(lambda i: weight.index_add(0, i, weight[:1]), torch.tensor([1, 2, 0]), parameters=[weight])
-    assert any(t.runs_alone for t in batched.stats.types)
+    assert any(t.reason for t in batched.stats.types)
     like_torch(edbatch.cell(lambda i: weight.index_add(0, i, weight[:1])), torch.tensor([1, 2, 0]), parameters=[weight])
 
 
@@ -180,7 +180,7 @@ WITHOUT_DERIVATIVE = {
 def test_what_has_no_derivative_where_none_is_wanted(name):
     function, weight = WITHOUT_DERIVATIVE[name], nn.Parameter(torch.randn(6))
     batched = like_torch(edbatch.cell(function), X, Y)
-    assert name == "frexp" or [t.runs_alone for t in batched.stats.types] == [None]
+    assert name == "frexp" or [t.reason for t in batched.stats.types] == [None]
     like_torch(edbatch.cell(lambda x, y: (function(x, y) * weight, x + weight)), X, Y, parameters=[weight])
     if name != "overwritten":
         like_torch(function, X, Y)
@@ -215,7 +215,7 @@ def test_a_gradient_that_is_wanted_in_later_steps_only():
         return h
 
     batched = like_torch(function, X, [1, 2, 3, 4], parameters=[weight])
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
     like_torch(function, X, [4, 2, 3, 1], parameters=[weight])
 
 

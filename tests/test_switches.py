@@ -172,7 +172,7 @@ def test_cells_that_run_one_by_one_need_not_wait_either():
         lambda x, n: cell(cell(x)) if n else cell(x), edbatch.policies.Depth(), True, Switches(defer_gradients=False)
     )
     edbatch.check(batched, torch.randn(4, 3), [0, 1, 1, 0])
-    assert any(t.runs_alone for t in batched.stats.types)
+    assert any(t.reason for t in batched.stats.types)
 
 
 @pytest.mark.parametrize("sparse", [False, True])

@@ -29,7 +29,7 @@ def record(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> Graph:
     2
     """
     batched = fn if isinstance(fn, Batched) else batch(fn)
-    return rewrite(*batched.pipeline.record(columns, keywords), batched.switches)[0].graph
+    return rewrite(*batched.pipeline.record_examples(columns, keywords), batched.switches)[0].graph
 
 
 def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
@@ -52,7 +52,7 @@ def check(fn: Callable[..., Any], *columns: Any, **keywords: Any) -> None:
     for leaf, a, (path, b) in zip(leaves_of, ours, theirs, strict=True):
         if isinstance(b, Tensor):
             _compare(f"result{pytree.keystr(path)}", a, b, NEGLIGIBLE * largest[leaf])
-    recorded = batched.pipeline.record(columns, keywords)[0]
+    recorded = batched.pipeline.record_examples(columns, keywords)[0]
     tensors = [t for node_type in recorded.node_types for t in node_type.shared] + list(recorded.outside)
     root = getattr(batched.fn, "__self__", batched.fn)
     tensors += parameters_of(modules_of([root])) if isinstance(root, nn.Module) else []

@@ -87,36 +87,36 @@ class Pipeline:
     def _call(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
     ) -> tuple[Any, Stats]:
-        watch = Stopwatch()
-        execution, results = self.prepare(columns, keywords, policy, watch)
-        with watch("run"):
+        stopwatch = Stopwatch()
+        execution, results = self.prepare(columns, keywords, policy, stopwatch)
+        with stopwatch("run"):
             gathered = inside((Made(DisableAutocast),), _run, execution, results)
-        stats = Stats.of(execution.plan, execution.lease.num_bytes, watch.seconds)
+        stats = Stats.of(execution.plan, execution.lease.num_bytes, stopwatch.seconds)
         if execution.needs is None:
             execution.lease.release()
         else:
-            gathered = self._connect(execution, results, gathered, watch)
+            gathered = self._connect(execution, results, gathered, stopwatch)
         return results.assemble(gathered, stack), stats
 
     def prepare(
-        self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, watch: Stopwatch
+        self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stopwatch: Stopwatch
     ) -> tuple[Execution, Results]:
         """Everything before the first number is computed."""
-        with watch("record"):
-            recorded, results = self.record(columns, keywords)
+        with stopwatch("record"):
+            recorded, results = self.record_examples(columns, keywords)
             refuse_tangents(chain(recorded.outside, (t for kind in recorded.node_types for t in kind.shared)))
             recorded = with_wanted_gradients(recorded)
-        with watch("rewrite"):
+        with stopwatch("rewrite"):
             recorded, results = rewrite(recorded, results, self.switches)
         self._last_types = recorded.type_set
-        with watch("schedule"):
+        with stopwatch("schedule"):
             order = policy.run(recorded.graph)
-        with watch("plan"):
+        with stopwatch("plan"):
             plan = make_plan(recorded, order, self.switches)
             needs, results = needs_of_results(recorded, results)
-        with watch("compile"):
+        with stopwatch("compile"):
             compiled = inside((Made(DisableAutocast),), compile_plan, plan, needs, self.switches)
-        with watch("run"):
+        with stopwatch("run"):
             return Execution(plan, self.pool, needs, compiled), results
 
     @property
@@ -125,7 +125,7 @@ class Pipeline:
         types = self._last_types
         return {} if types is None else dict(zip(types.names, types.kernels, strict=True))
 
-    def record(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
+    def record_examples(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         """Record the function on every example of a mini-batch that is not known by its key."""
         examples = zip_columns(columns)
         found = None if self.known is None else self._record_unknown(self.known, examples, keywords)
@@ -185,7 +185,7 @@ class Pipeline:
         return outputs
 
     def _connect(
-        self, execution: Execution, results: Results, gathered: list[Tensor], watch: Stopwatch
+        self, execution: Execution, results: Results, gathered: list[Tensor], stopwatch: Stopwatch
     ) -> list[Tensor]:
         """Give the results a grad_fn that leads to everything they depend on."""
         recorded, needs = execution.plan.recording, execution.needs
@@ -197,7 +197,7 @@ class Pipeline:
         if self.root is not None and is_distributed():
             tensors += parameters_of(modules_of([self.root]))
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
-        return list(BatchedFunction.apply(execution, results.groups, gathered, watch, *inputs))  # type: ignore[no-untyped-call]
+        return list(BatchedFunction.apply(execution, results.groups, gathered, stopwatch, *inputs))  # type: ignore[no-untyped-call]
 
 
 def _run(execution: Execution, results: Results) -> list[Tensor]:

@@ -54,7 +54,7 @@ class TypeStats:
     name: str
     num_nodes: int
     num_batches: int
-    runs_alone: str | None  # why its nodes ran one by one; None when they were batched
+    reason: str | None  # why its nodes ran one by one; None when they were batched
 
 
 @dataclass(frozen=True, eq=False, repr=False)

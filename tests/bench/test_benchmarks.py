@@ -47,7 +47,7 @@ def test_tree_lstm(mode):
 
 def test_products_cover_every_tree_node():
     trees = random_trees(5, seed=0, num_words=100).trees
-    sizes = tree_lstm.Race(TreeLSTM(words=101, classes=5, dim=4), trees, "depth", "infer").batch_sizes()
+    sizes = tree_lstm.TreeLSTMRace(TreeLSTM(words=101, classes=5, dim=4), trees, "depth", "infer").batch_sizes()
     nodes = [node.is_leaf for tree in trees for node in tree.nodes()]
     assert {name: sum(batches) for name, batches in sizes.items()} == {
         "leaf": sum(nodes), "node": len(nodes) - sum(nodes), "out": len(nodes),
@@ -57,7 +57,7 @@ def test_products_cover_every_tree_node():
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_wrong_results_are_not_timed(mode):
     trees = random_trees(3, seed=0, num_words=100).trees
-    race = tree_lstm.Race(TreeLSTM(words=101, classes=5, dim=4), trees, "depth", mode)
+    race = tree_lstm.TreeLSTMRace(TreeLSTM(words=101, classes=5, dim=4), trees, "depth", mode)
     race.check()
     with torch.no_grad():
         race.hand_batched.model.out.linear.bias[0] += 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from edbatch.bench.contenders import HandBatched, OneByOne, Products
+from edbatch.bench.contenders import HandBatched, OneByOneContender, ProductsContender
 from edbatch.datasets import Tree, random_trees
 from edbatch.models import TreeLSTM
 
@@ -21,7 +21,7 @@ def model() -> TreeLSTM:
     return TreeLSTM(words=101, classes=5, dim=6).double()
 
 
-@pytest.mark.parametrize("contender", [OneByOne, HandBatched])
+@pytest.mark.parametrize("contender", [OneByOneContender, HandBatched])
 def test_equal_to_the_model(contender, model, trees):
     losses, guesses = zip(*map(model, trees), strict=True)
     torch.stack(losses).sum().backward()
@@ -51,7 +51,7 @@ def test_hand_batched_makes_one_call_per_height(model, trees):
 
 
 def test_products_are_those_of_the_batches(model):
-    products = Products(model.float(), {"leaf": [3], "node": [2, 1], "out": [4, 2]})
+    products = ProductsContender(model.float(), {"leaf": [3], "node": [2, 1], "out": [4, 2]})
     assert [(a.shape[0], *b.shape) for a, b, _ in products.forward] == [
         (3, 6, 18),
         (2, 12, 18), (1, 12, 18), (2, 6, 6), (1, 6, 6), (2, 6, 6), (1, 6, 6),

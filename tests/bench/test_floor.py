@@ -46,7 +46,7 @@ class LSTM(nn.Module):
 
 
 def products(model, examples, mode):
-    race = workloads.Race(model, examples, key=id)
+    race = workloads.WorkloadRace(model, examples, key=id)
     found = launched(floor.execute(race, mode))
     return Counter(item.product for item in found)
 
@@ -85,7 +85,7 @@ def test_products_are_those_that_run(name, mode, monkeypatch):
     monkeypatch.setattr(across, "TOGETHER", 1000)  # sums of products are counted as one
     workload = find(name)
     corpus = workload.load(limit=3)
-    race = workloads.Race(workload.make(corpus, hidden=4), corpus.train, key=id)
+    race = workloads.WorkloadRace(workload.make(corpus, hidden=4), corpus.train, key=id)
     getattr(race, mode)()
     execution = floor.execute(race, mode)
     found = launched(execution)
@@ -107,7 +107,7 @@ class Deciding(nn.Module):
 
 
 def test_what_runs_as_written_is_left_out_and_named():
-    race = workloads.Race(Deciding(), list(torch.ones(3, 2, 2)))
+    race = workloads.WorkloadRace(Deciding(), list(torch.ones(3, 2, 2)))
     execution = floor.execute(race, "infer")
     assert len(left_out(execution)) == 1
     assert [item.product for item in launched(execution)] == [Product(1, 6, 2, 2, f32, (False, True))]

@@ -47,7 +47,7 @@ def test_workloads():
 def test_wrong_results_are_not_timed():
     workload = find("lstm-1d")
     corpus = workload.load(limit=2)
-    race = workloads.Race(workload.make(corpus, hidden=4), corpus.train)
+    race = workloads.WorkloadRace(workload.make(corpus, hidden=4), corpus.train)
     race.check("lstm-1d")
     with torch.no_grad():
         race.one_by_one.model.out.linear.bias[0] += 1

@@ -106,7 +106,7 @@ def assert_equal(function, examples, shared=(), tolerance=1e-9, masks=None):
     """
     cell = compiled(function, examples, shared)
     cell.body.check()
-    rows, given = columns(examples), [*shared, *cell.bound]
+    rows, given = columns(examples), [*shared, *cell.enclosed]
     floats = tuple(spec.is_float for spec in cell.outputs)
     need_rows, need_shared, need_outs = masks or (tuple(x.is_floating_point() for x in rows), cell.can_train, floats)
     out_grads = [

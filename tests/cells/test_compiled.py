@@ -50,7 +50,7 @@ def test_absent_tangents_leave_no_trace():
 def test_explicit_shared_operands():
     weight, bias = nn.Parameter(torch.randn(3, 4)), nn.Parameter(torch.randn(3))
     cell, _ = assert_equal(F.linear, [(torch.randn(4),) for _ in range(5)], shared=(weight, bias))
-    assert cell.bound == ()
+    assert cell.enclosed == ()
     assert cell.shared == (Spec.of(weight), Spec.of(bias))
 
 
@@ -62,7 +62,7 @@ def test_rows_may_be_strided_views():
     strided, dense = [w[:, ::2] for w in wide], [w[:, ::2].contiguous() for w in wide]
     training = cell.torch_ops.training((True,) * 4, cell.can_train, (True, True))
     grads = [torch.randn(8, 5).t()[:, :4], torch.randn(4).expand(5, 4)]
-    ours, theirs = (run_training(cell, training, rows, cell.bound, grads) for rows in (strided, dense))
+    ours, theirs = (run_training(cell, training, rows, cell.enclosed, grads) for rows in (strided, dense))
     for a, b in zip(ours, theirs, strict=True):
         torch.testing.assert_close(a, b)
 
@@ -70,7 +70,7 @@ def test_rows_may_be_strided_views():
 def test_bound_tensors_are_found_once_by_identity():
     weight, buffer = nn.Parameter(torch.randn(4, 4)), torch.randn(4)
     cell = compiled(lambda x: (x @ weight + buffer) @ weight.t() * buffer.sum(), [(torch.randn(4),)])
-    assert [id(t) for t in cell.bound] == [id(weight), id(buffer)]
+    assert [id(t) for t in cell.enclosed] == [id(weight), id(buffer)]
     assert cell.can_train == (True, False)
 
 
@@ -129,7 +129,7 @@ def test_grad_mode_of_the_caller_counts():
     with torch.inference_mode():
         cell = compiled(module, [(torch.randn(3),)])
         rows = [torch.randn(4, 3)]
-        torch.testing.assert_close(run_infer(cell, rows, cell.bound)[0], module(rows[0]))
+        torch.testing.assert_close(run_infer(cell, rows, cell.enclosed)[0], module(rows[0]))
 
 
 def test_autocast_of_the_caller_counts():
@@ -140,7 +140,7 @@ def test_autocast_of_the_caller_counts():
     rows = [torch.randn(5, 8)]
     training = cell.torch_ops.training((True,), cell.can_train, (True,))
     grads = torch.randn(5, 8).to(torch.bfloat16)
-    outs, row_grads, shared_grads = run_training(cell, training, rows, cell.bound, [grads])
+    outs, row_grads, shared_grads = run_training(cell, training, rows, cell.enclosed, [grads])
     assert [g.dtype for g in (*row_grads, *shared_grads)] == [torch.float32] * 3
     with torch.autocast("cpu", dtype=torch.bfloat16):
         x = rows[0].clone().requires_grad_()
@@ -195,7 +195,7 @@ def test_programs_run_under_fake_tensors():
                 name="cell",
             )
             outs = [torch.empty(4, 2, device="cuda")]
-            pro, infer = cell.torch_ops.prologue(cell.bound), cell.torch_ops.infer.forward.function
+            pro, infer = cell.torch_ops.prologue(cell.enclosed), cell.torch_ops.infer.forward.function
             infer(4, [torch.empty(4, 3, device="cuda")], pro, outs, [])
     assert (outs[0].shape, outs[0].device.type) == ((4, 2), "cuda")
 

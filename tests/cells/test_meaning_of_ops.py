@@ -26,7 +26,7 @@ def test_as_torch(compiled, name, dtype):
     function = FUNCTIONS[name]
     batched = edbatch.batch(edbatch.cell(function))
     torch.testing.assert_close(batched(X.to(dtype)), function(X.to(dtype)), rtol=1e-5, atol=1e-6, equal_nan=True)
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
 
 
 class Joined(nn.Module):
@@ -135,5 +135,5 @@ def test_steps_are_batched_though_their_gradients_are_the_same_for_all_rows(comp
     for cell in (edbatch.cell(lambda x: function(x) * parameter), edbatch.cell(function)):
         batched = edbatch.batch(cell)
         assert batched(x).requires_grad
-        assert not any(t.runs_alone for t in batched.stats.types)
+        assert not any(t.reason for t in batched.stats.types)
         edbatch.check(cell, x)

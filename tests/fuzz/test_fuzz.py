@@ -13,8 +13,8 @@ import torch
 from rich.console import Console
 
 from edbatch.fuzz.generating import generate
-from edbatch.fuzz.program import Column, Declared, Program, Statement, code_of
-from edbatch.fuzz.run import Settings, run
+from edbatch.fuzz.program import Column, Declared, RandomProgram, Statement, code_of
+from edbatch.fuzz.run import FuzzSettings, run
 from edbatch.fuzz.script import script_of
 from edbatch.fuzz.shrinking import shrink, signature
 from edbatch.fuzz.surroundings import EXCLUDED
@@ -25,9 +25,11 @@ from edbatch.runtime.backward import BatchedFunction
 OPTIONS = (("compile", "False"), ("policy", "'depth'"), ("stack", "False"))
 
 
-def program(*lines: Statement, result: str, declared: tuple[Declared, ...] = (), **more) -> Program:
+def program(*lines: Statement, result: str, declared: tuple[Declared, ...] = (), **more) -> RandomProgram:
     column = Column("x", ("randn(3, seed=1).requires_grad_()", "randn(3, seed=2).requires_grad_()"))
-    return Program("by hand", (column,), lines, Statement("{0}", (result,)), declared=declared, options=OPTIONS, **more)
+    return RandomProgram(
+        "by hand", (column,), lines, Statement("{0}", (result,)), declared=declared, options=OPTIONS, **more
+    )
 
 
 def let(target: str, form: str, *operands: str) -> Statement:
@@ -198,7 +200,7 @@ def test_crashes_and_hangs_are_outcomes():
 
 def test_the_command_sums_up(tmp_path):
     console = Console(record=True, width=200)
-    tally = run(Settings(seed=0, programs=5, output=tmp_path / "findings", excluded=frozenset(EXCLUDED)), console)
+    tally = run(FuzzSettings(seed=0, programs=5, output=tmp_path / "findings", excluded=frozenset(EXCLUDED)), console)
     assert tally.programs == 5
     assert not tally.findings
     assert not (tmp_path / "findings").exists()
@@ -216,6 +218,6 @@ def test_ctrl_c_ends_with_the_summary(monkeypatch, tmp_path):
 
     monkeypatch.setattr(Worker, "run_number", answer)
     console = Console(record=True, width=200)
-    tally = run(Settings(output=tmp_path), console)
+    tally = run(FuzzSettings(output=tmp_path), console)
     assert tally.kinds == {"equal": 1, "refused": 1}
     assert "2 programs, 1 refused, 0 failed" in console.export_text()

@@ -17,7 +17,7 @@ from edbatch.cells.compiled import CompiledCell, compile_cell
 from edbatch.errors import BatchError
 from edbatch.inspection.cell_plan import plan_of
 from edbatch.models.tree_lstm import BinaryTreeLSTM
-from edbatch.pq.cell_layout import Kind, Parameter, verify
+from edbatch.pq.cell_layout import Parameter, Reading, verify
 from edbatch.spec import Spec
 
 DIM = 4
@@ -125,7 +125,7 @@ def test_products_of_one_operand_are_one_wide_product():
         i for i, members in enumerate(plan_of(cell).planned.batches) if members in products and len(members) == 2
     )
     assert [a.kind for a in plan_of(cell).planned.accesses if a.batch == wide] == [
-        Kind.VIEW, Kind.STACKED, Kind.BROADCAST, Kind.STACKED,
+        Reading.VIEW, Reading.STACKED, Reading.BROADCAST, Reading.STACKED,
     ]  # fmt: skip
 
 

@@ -77,7 +77,7 @@ def test_chains_read_views(lengths, policy):
     arity = {"word": 0, "start f": 1, "start b": 1}
     table = table_of([((Slot.ONE,) * arity.get(t, 2), [(0, False)]) for t in graph.type_names])
     order = order_batches(graph, schedule(graph, policy), *free(graph))
-    planned = layout.plan(graph, graph.inputs, table, order, np.zeros(1, np.int64), np.empty(0, np.int64))
+    planned = layout.lay_out(graph, graph.inputs, table, order, np.zeros(1, np.int64), np.empty(0, np.int64))
     gathers = {t: np.zeros(2, int) for t in graph.type_names}
     for b, t in enumerate(order.batch_types):
         name = graph.type_names[t]
@@ -111,7 +111,7 @@ def test_outputs_read_all_states_where_they_lie(shapes):
     order = order_batches(graph, schedule(graph, "bound-greedy"), *free(graph))
     args = [[len(node), *node] if t == "sum" else node for t, node in zip(*trees_with_outputs(shapes), strict=True)]
     flat = np.array([number for node in args for number in node], dtype=np.int64)
-    planned = layout.plan(graph, flat, table, order, np.zeros(2, np.int64), np.empty(0, np.int64))
+    planned = layout.lay_out(graph, flat, table, order, np.zeros(2, np.int64), np.empty(0, np.int64))
     (batch,) = np.flatnonzero(order.batch_types == graph.type_names.index("out"))
     assert planned.slot_first[batch, 0] >= 0
 

@@ -37,7 +37,7 @@ def plan(types, args, table, outside=(0, 0), outside_row=(), policy="bound-greed
     order = schedule(graph, policies.from_name(policy))
     order.check(graph)
     of = graph, args, table, order, np.array(outside, dtype=np.int64), np.array(outside_row, dtype=np.int64)
-    found = layout.plan(*of)
+    found = layout.lay_out(*of)
     found.check(*of)
     return graph, order, found
 

@@ -18,7 +18,7 @@ def test_types_do_not_grow_with_sizes(case: Case):
     for size in (3, 8):
         with torch.no_grad():
             batched(case.examples(8, size))
-        assert {node_type.runs_alone for node_type in batched.stats.types} == {None}
+        assert {node_type.reason for node_type in batched.stats.types} == {None}
         names.append({node_type.name for node_type in batched.stats.types})
     assert names[0] == names[1]
     assert len(names[1]) == case.num_types

@@ -15,12 +15,12 @@ from edbatch.pq.cell_layout import (
     Access,
     CellGraph,
     CellOp,
-    Kind,
     Parameter,
+    Reading,
     Run,
     find_batches,
     in_plain_order,
-    plan_cell,
+    lay_out_cell,
     verify,
 )
 from edbatch.scheduling.graph import Graph
@@ -68,20 +68,20 @@ def lstm() -> tuple[Body, list[int]]:
     return body, [body.op("mul", gates["o"], body.op("tanh", after)), after]
 
 
-def kinds(layout, batch: int) -> list[Kind]:
+def kinds(layout, batch: int) -> list[Reading]:
     return [access.kind for access in layout.accesses if access.batch == batch]
 
 
 def test_gates_are_one_product_and_three_sigmoids_a_batch():
     body, outputs = lstm()
     graph = body.graph(*outputs)
-    plain, planned = in_plain_order(graph), plan_cell(graph)
+    plain, planned = in_plain_order(graph), lay_out_cell(graph)
     assert sorted(map(len, planned.batches)) == [1, 1, 1, 1, 2, 3, 4]
     product = next(b for b, members in enumerate(planned.batches) if len(members) == 4)
-    assert kinds(planned, product) == [Kind.VIEW, Kind.BROADCAST, Kind.STACKED]
+    assert kinds(planned, product) == [Reading.VIEW, Reading.BROADCAST, Reading.STACKED]
     assert planned.num_copies == 1  # of u and c, for c is in a tensor of its own
     assert plain.num_copies > planned.num_copies
-    assert plan_cell(body.graph(*outputs, placed=True)).num_copies == 0
+    assert lay_out_cell(body.graph(*outputs, placed=True)).num_copies == 0
 
 
 def test_operands_that_want_the_same_share_a_copy():
@@ -90,7 +90,7 @@ def test_operands_that_want_the_same_share_a_copy():
     for signature in ("sin", "cos"):
         for value in (x, y):
             body.op(signature, value)
-    layout = plan_cell(body.graph())
+    layout = lay_out_cell(body.graph())
     assert [access.copied for access in layout.accesses if access.slot == 0] == [(x, y), (x, y)]
     assert (layout.copies, layout.bytes_copied) == (((x, y),), 16)
 
@@ -100,7 +100,7 @@ def test_what_is_read_as_one_lies_in_its_order():
     a, b, c = (body.op(name) for name in "abc")
     body.op("read", (c, a))
     body.op("read", (a, b))
-    layout = plan_cell(body.graph())
+    layout = lay_out_cell(body.graph())
     assert layout.num_copies == 0
     assert [v for v in layout.order if v in (a, b, c)] == [c, a, b]
 
@@ -121,9 +121,9 @@ def test_contradicting_orders_cost_a_copy_and_no_plan():
     a = [body.op("make") for _ in range(3)]
     for first, second in zip(a, (a[1], a[2], a[0]), strict=True):
         body.op("mul", first, second)
-    layout = plan_cell(body.graph())
+    layout = lay_out_cell(body.graph())
     assert layout.num_copies == 1
-    assert sorted(access.kind for access in layout.accesses) == [Kind.COPY, Kind.VIEW, Kind.VIEW, Kind.VIEW]
+    assert sorted(access.kind for access in layout.accesses) == [Reading.COPY, Reading.VIEW, Reading.VIEW, Reading.VIEW]
 
 
 def test_aligned_when_reversed():
@@ -134,7 +134,7 @@ def test_aligned_when_reversed():
     for first, second in zip(a, reversed(b), strict=True):
         body.op("mul", first, second)
     assert in_plain_order(body.graph()).num_copies == 1
-    assert plan_cell(body.graph()).num_copies == 0
+    assert lay_out_cell(body.graph()).num_copies == 0
 
 
 def test_repeated_values_are_broadcast_in_groups():
@@ -142,14 +142,14 @@ def test_repeated_values_are_broadcast_in_groups():
     x, y = body.op("make"), body.op("make")
     for value in (x, y, x, y):
         body.op("mul", value, Parameter(len(body.ops)))
-    layout = plan_cell(body.graph())
+    layout = lay_out_cell(body.graph())
     assert layout.num_copies == 0
-    assert Kind.BROADCAST in kinds(layout, 1)
+    assert Reading.BROADCAST in kinds(layout, 1)
     irregular = Body()
     x, y = irregular.op("make"), irregular.op("make")
     for value in (x, x, y):
         irregular.op("mul", value)
-    assert [access.copied for access in plan_cell(irregular.graph()).accesses][-1] in {(x, x, y), (y, x, x)}
+    assert [access.copied for access in lay_out_cell(irregular.graph()).accesses][-1] in {(x, x, y), (y, x, x)}
 
 
 def test_impossible_operands_are_copied():
@@ -158,7 +158,7 @@ def test_impossible_operands_are_copied():
     body.op("twice", (a, a))
     body.op("both", (a, b))
     body.op("both", (a, c))
-    assert plan_cell(body.graph()).copies == ((a, a), (a, b, a, c))
+    assert lay_out_cell(body.graph()).copies == ((a, a), (a, b, a, c))
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_impossible_operands_are_copied():
 )
 def test_bad_graphs_are_refused(ops, message):
     with pytest.raises(GraphError, match=message):
-        plan_cell(CellGraph((8, 8, 8, 16), tuple(ops)))
+        lay_out_cell(CellGraph((8, 8, 8, 16), tuple(ops)))
 
 
 def test_large_bodies_are_batched_greedily(monkeypatch):
@@ -189,7 +189,7 @@ def test_huge_bodies_stay_in_plain_order(monkeypatch):
     body, outputs = lstm()
     graph = body.graph(*outputs)
     monkeypatch.setattr(cell_layout, "MAX_VALUES", 3)
-    assert plan_cell(graph) == in_plain_order(graph)
+    assert lay_out_cell(graph) == in_plain_order(graph)
 
 
 @st.composite
@@ -237,7 +237,7 @@ class Memory:
                         strides = step * array.itemsize, array.itemsize
                         yield step, np.lib.stride_tricks.as_strided(array[begin:], (count, width), strides)
 
-    def classify(self, runs, side_by_side: bool) -> Kind:
+    def classify(self, runs, side_by_side: bool) -> Reading:
         wanted = self.wanted(runs)
         for count in range(1, len(runs) + 1):
             if len(runs) % count:
@@ -248,8 +248,8 @@ class Memory:
                     continue
                 for expanded in (np.repeat(view, times, 0), np.tile(view, (times, 1))):
                     if np.array_equal(expanded, wanted):
-                        return Kind.VIEW if times == 1 else Kind.BROADCAST
-        return Kind.COPY
+                        return Reading.VIEW if times == 1 else Reading.BROADCAST
+        return Reading.COPY
 
 
 @given(graphs(), st.randoms(use_true_random=False))
@@ -263,21 +263,21 @@ def test_verifier_says_what_memory_shows(graph, random):
         runs = [op.results if access.slot < 0 else op.operands[access.slot] for op in ops]
         if isinstance(runs[0], Parameter):
             assert access == Access(access.batch, access.slot, access.kind)
-            assert access.kind == (Kind.STACKED if len(set(runs)) > 1 else Kind.BROADCAST)
+            assert access.kind == (Reading.STACKED if len(set(runs)) > 1 else Reading.BROADCAST)
             continue
         assert access.kind == memory.classify(runs, access.slot < 0 and ops[0].is_wide)
-        assert bool(access.copied) == (access.kind is Kind.COPY)
+        assert bool(access.copied) == (access.kind is Reading.COPY)
         assert not access.copied or set(access.copied) == set(chain.from_iterable(runs))
 
 
 @given(graphs())
 def test_plans_are_whole_and_never_worse_than_none(graph):
-    plain, planned = in_plain_order(graph), plan_cell(graph)
+    plain, planned = in_plain_order(graph), lay_out_cell(graph)
     inside = set(range(len(graph.sizes))) - graph.outside
     assert sorted(planned.order) == sorted(plain.order) == sorted(inside)
     assert (planned.bytes_copied, planned.num_copies) <= (plain.bytes_copied, plain.num_copies)
     assert verify(graph, planned.batches, planned.order) == planned
-    assert plan_cell(graph) == planned
+    assert lay_out_cell(graph) == planned
 
 
 @given(graphs())
@@ -298,7 +298,7 @@ def test_batches_are_a_shortest_schedule(graph):
 @given(graphs(max_groups=3))
 def test_an_order_without_copies_is_found(graph):
     """Whenever there is one among all orders of a small cell, in these examples: planning is no search."""
-    planned = plan_cell(graph)
+    planned = lay_out_cell(graph)
     assume(len(planned.order) <= 6)
     if planned.num_copies:
         assert all(verify(graph, planned.batches, order).num_copies for order in permutations(planned.order))

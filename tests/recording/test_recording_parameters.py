@@ -71,7 +71,7 @@ def test_losses_with_weights_that_have_no_gradient():
 
     batched = edbatch.batch(function)
     edbatch.check(batched, X.clone().requires_grad_(), [0, 5, 2, 2])
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
 
 
 def test_a_row_of_a_parameter_is_data():

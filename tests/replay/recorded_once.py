@@ -24,7 +24,7 @@ def report(batched):
 
 
 def assert_same_recordings(plain, known, columns, **keywords):
-    (a, results_a), (b, results_b) = (x.pipeline.record(columns, keywords) for x in (plain, known))
+    (a, results_a), (b, results_b) = (x.pipeline.record_examples(columns, keywords) for x in (plain, known))
     for name in ("types", "args", "starts"):
         assert np.array_equal(getattr(a, name), getattr(b, name)), name
     assert [t.name for t in a.node_types] == [t.name for t in b.node_types]

@@ -132,7 +132,7 @@ def test_a_number_is_valid_as_long_as_its_bank():
     for number, piece in zip(call.numbers, before, strict=True):
         assert np.array_equal(call.bank.piece(number).args, piece.args)
     recording, _ = join(call.bank, call.numbers, examples, pipeline.type_sets, call.world.joined)
-    expected, _ = batch().pipeline.record([XS[:3], [1, 2, 3]], {})
+    expected, _ = batch().pipeline.record_examples([XS[:3], [1, 2, 3]], {})
     assert np.array_equal(recording.args, expected.args)
     assert np.array_equal(recording.types, expected.types)
 

@@ -18,13 +18,13 @@ from rich.console import Console
 
 import edbatch
 from edbatch.report import learn, pictures, words
-from edbatch.report.learn import FILES, Settings
+from edbatch.report.learn import FILES, LearnSettings
 from edbatch.report.output import OutputError
 from edbatch.scheduling.fsm import MARKS, Fsm
 from edbatch.scheduling.learning_record import Evaluation, Training
 from edbatch.workloads import WorkloadError
 
-SMALL = Settings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60, hidden=4)
+SMALL = LearnSettings("tree-lstm-2type", graphs=2, held_out=1, unseen=2, batch_size=4, seed=3, episodes=60, hidden=4)
 NOTHING = edbatch.policies.QLearning(episodes=0, demonstrate=False)
 POLICIES = ("depth", "agenda", "agenda-remaining", "ratio-greedy", "ratio-greedy-backward", "bound-greedy")
 

@@ -20,7 +20,7 @@ STEP, OTHER = edbatch.cell(nn.Linear(3, 3).double()), edbatch.cell(nn.Bilinear(3
 
 def types_of(function, *columns):
     """The types of the rewritten recording, by the beginning of their names."""
-    recorded, _ = rewrite(*edbatch.batch(function, stack=False).pipeline.record(columns, {}))
+    recorded, _ = rewrite(*edbatch.batch(function, stack=False).pipeline.record_examples(columns, {}))
     recorded.graph.check()
     return {t.name.split("(")[0].split(" ")[0]: t for t in recorded.node_types}
 
@@ -115,20 +115,20 @@ def test_sums_do_not_explode():
             a, b = b, a + b
         return torch.tanh(b * 1e-9)
 
-    recorded, results = edbatch.batch(fibonacci).pipeline.record((X,), {})
+    recorded, results = edbatch.batch(fibonacci).pipeline.record_examples((X,), {})
     assert len(rewrite(recorded, results)[0].args) <= len(recorded.args)
 
 
 def test_nothing_is_touched_without_sums():
-    recorded, results = edbatch.batch(lambda x: STEP(STEP(x))).pipeline.record((X,), {})
+    recorded, results = edbatch.batch(lambda x: STEP(STEP(x))).pipeline.record_examples((X,), {})
     after, same = rewrite(recorded, results)
     assert after is recorded
     assert same is results
 
 
 def test_the_first_node_of_every_example_is_known():
-    recorded, _ = rewrite(*edbatch.batch(joined(sum)).pipeline.record((X, [1, 2, 3, 4]), {}))
-    one = [rewrite(*edbatch.batch(joined(sum)).pipeline.record((X[:1], [n]), {}))[0] for n in (1, 2, 3, 4)]
+    recorded, _ = rewrite(*edbatch.batch(joined(sum)).pipeline.record_examples((X, [1, 2, 3, 4]), {}))
+    one = [rewrite(*edbatch.batch(joined(sum)).pipeline.record_examples((X[:1], [n]), {}))[0] for n in (1, 2, 3, 4)]
     sizes = [len(r.types) for r in one]
     assert recorded.starts.tolist() == np.cumsum([0, *sizes[:-1]]).tolist()
 

@@ -65,7 +65,7 @@ def test_equal_nodes_ahead_are_one():
 
 
 def test_types_by_first_appearance_and_topological_order():
-    recording, _ = rewrite(*edbatch.batch(Chain()).pipeline.record((CHAINS,), {}))
+    recording, _ = rewrite(*edbatch.batch(Chain()).pipeline.record_examples((CHAINS,), {}))
     recording.graph.check()
     names = [t.name for t in recording.node_types]
     assert names[:2] == ["step(int, f64[4]) ahead", "step(int, f64[4])"]

@@ -81,7 +81,7 @@ def test_a_cell_that_reads_values_runs_one_by_one():
     edbatch.check(batched, X)
     text = batched.explain()
     assert "ran one by one" in text
-    assert batched.stats.types[0].runs_alone
+    assert batched.stats.types[0].reason
     ours = torch.autograd.grad(batched(X).sum(), list(model.parameters()))
     theirs = torch.autograd.grad(batched.one_by_one(X).sum(), list(model.parameters()))
     for a, b in zip(ours, theirs, strict=True):
@@ -233,7 +233,7 @@ def test_sampling_from_generators():
     batched = edbatch.batch(draw)
     for a, b in zip(batched(probabilities, generators()), batched.one_by_one(probabilities, generators()), strict=True):
         assert torch.equal(a, b)
-    assert "generator" in batched.stats.types[0].runs_alone
+    assert "generator" in batched.stats.types[0].reason
     without = edbatch.batch(lambda p: torch.multinomial(p, 2))(probabilities)
     assert without.shape == (4, 2)
     assert (without[:, 0] != without[:, 1]).all()

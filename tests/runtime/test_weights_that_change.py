@@ -81,7 +81,7 @@ def test_weights_are_stacked(compiled):
         (fused,) = kernel.fused.values()
         assert fused.infer.forward.source.count("mm(") == 1
         with torch.no_grad():
-            assert [tuple(t.shape) for t in fused.prologue(kernel.bound)].count((DIM, 3 * DIM)) == 1
+            assert [tuple(t.shape) for t in fused.prologue(kernel.enclosed)].count((DIM, 3 * DIM)) == 1
 
 
 # ---- every way in which weights change

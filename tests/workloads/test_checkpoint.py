@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from edbatch.workloads import checkpoint as checkpoints
-from edbatch.workloads.checkpoint import FILE, Checkpoint, CheckpointError, Data, Epoch, Progress, Settings
+from edbatch.workloads.checkpoint import FILE, Checkpoint, CheckpointError, CheckpointSettings, Data, Epoch, Progress
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def saved() -> Checkpoint:
         "random": torch.get_rng_state(),
     }
     progress = Progress([Epoch(0.1, 2.5, 10, 0.75)], step=3, loss_sum=1 / 3, num_examples=12, seconds=0.5)
-    return Checkpoint(Settings("tree-lstm", 8, limit=20), Data({"words": 5}, 20, "trees"), progress, tensors)
+    return Checkpoint(CheckpointSettings("tree-lstm", 8, limit=20), Data({"words": 5}, 20, "trees"), progress, tensors)
 
 
 def test_round_trip(saved, tmp_path):

@@ -90,7 +90,7 @@ def test_training(case, policy):
         assert (ours is None) == (theirs is None)
         if ours is not None:
             assert_equal(ours, theirs)
-    assert [t for t in case.batched.stats.types if t.runs_alone] == []
+    assert [t for t in case.batched.stats.types if t.reason] == []
 
 
 @every_run

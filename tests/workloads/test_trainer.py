@@ -9,13 +9,13 @@ import torch
 
 from edbatch.workloads import WORKLOADS, WorkloadError, find
 from edbatch.workloads import checkpoint as checkpoints
-from edbatch.workloads.checkpoint import CheckpointError, Settings
+from edbatch.workloads.checkpoint import CheckpointError, CheckpointSettings
 from edbatch.workloads.interrupts import Interrupts
 from edbatch.workloads.one_by_one import OneByOne
 from edbatch.workloads.ranks import Ranks
 from edbatch.workloads.training import Trainer, TrainingError
 
-SETTINGS = Settings("tree-lstm", hidden=6, batch_size=8, learning_rate=0.01, limit=40)
+SETTINGS = CheckpointSettings("tree-lstm", hidden=6, batch_size=8, learning_rate=0.01, limit=40)
 
 
 @pytest.fixture(scope="module")

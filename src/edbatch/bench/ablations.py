@@ -17,7 +17,7 @@ from rich.table import Table
 
 from edbatch.bench import measure, mini_batch
 from edbatch.bench.measure import BenchError
-from edbatch.bench.workloads import MODES, Race, markdown_table
+from edbatch.bench.workloads import MODES, WorkloadRace, markdown_table
 from edbatch.workloads import Workload
 
 EVERYTHING, AGAIN, RECORDING = "everything", "everything, again", "key="
@@ -68,9 +68,9 @@ def _measure(
     corpus = mini_batch.load(workload, settings.batch_size, data, settings.seed)
     hidden = mini_batch.hidden_of(workload, settings.hidden)
     model = workload.make(corpus, hidden, settings.seed)
-    races = {EVERYTHING: Race(model, corpus.train, key=id), AGAIN: Race(model, corpus.train, key=id)}
-    races |= {name: _without(switch, Race(model, corpus.train, key=id)) for name, switch in SWITCHES.items()}
-    races[RECORDING] = Race(model, corpus.train)
+    races = {EVERYTHING: WorkloadRace(model, corpus.train, key=id), AGAIN: WorkloadRace(model, corpus.train, key=id)}
+    races |= {name: _without(switch, WorkloadRace(model, corpus.train, key=id)) for name, switch in SWITCHES.items()}
+    races[RECORDING] = WorkloadRace(model, corpus.train)
     for name, race in races.items():
         race.check(f"{workload.name}, {name}")
     return {
@@ -80,12 +80,12 @@ def _measure(
     }
 
 
-def _without(switch: str, race: Race) -> Race:
+def _without(switch: str, race: WorkloadRace) -> WorkloadRace:
     race.batched.switches = replace(race.batched.switches, **{switch: False})
     return race
 
 
-def _race(races: dict[str, Race], mode: str, rounds: int, advance: Callable[[], object]) -> dict[str, Any]:
+def _race(races: dict[str, WorkloadRace], mode: str, rounds: int, advance: Callable[[], object]) -> dict[str, Any]:
     """Milliseconds of all contenders, and the time of each as a multiple of that with everything on."""
     racing = {name: race for name, race in races.items() if mode == "train" or name != ONLY_TRAINING}
     contenders: dict[str, Callable[[], object]] = {name: getattr(race, mode) for name, race in racing.items()}
@@ -97,7 +97,7 @@ def _race(races: dict[str, Race], mode: str, rounds: int, advance: Callable[[], 
     }
 
 
-def _graph(race: Race) -> dict[str, int]:
+def _graph(race: WorkloadRace) -> dict[str, int]:
     stats = race.batched.stats
     assert stats is not None, "it has just run"
     return {

@@ -38,7 +38,7 @@ class PlainTreeLSTM(TreeLSTM):
         return plain
 
 
-class OneByOne:
+class OneByOneContender:
     """A plain loop over the trees."""
 
     def __init__(self, model: TreeLSTM, trees: Iterable[Tree]) -> None:
@@ -128,7 +128,7 @@ class HandBatched:
 Product = tuple[Tensor, Tensor, Tensor]  # operand, operand, result
 
 
-class Products:
+class ProductsContender:
     """The matrix products of some batches and nothing else, into memory that was made before.
 
     Args:

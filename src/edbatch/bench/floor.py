@@ -68,7 +68,7 @@ def _measure(
     corpus = mini_batch.load(workload, settings.batch_size, data, settings.seed)
     hidden = mini_batch.hidden_of(workload, settings.hidden)
     model = workload.make(corpus, hidden, settings.seed)
-    known, recording = workloads.Race(model, corpus.train, key=id), workloads.Race(model, corpus.train)
+    known, recording = workloads.WorkloadRace(model, corpus.train, key=id), workloads.WorkloadRace(model, corpus.train)
     for race in (known, recording):
         race.check(workload.name)
     execution = execute(known, settings.mode)
@@ -90,7 +90,7 @@ def _measure(
     }
 
 
-def execute(race: workloads.Race, mode: str) -> Execution:
+def execute(race: workloads.WorkloadRace, mode: str) -> Execution:
     """A mini-batch, run forward in this mode: it holds the batches and the programs of every type."""
     with torch.inference_mode(mode == "infer"):
         batched = race.batched
@@ -101,8 +101,8 @@ def execute(race: workloads.Race, mode: str) -> Execution:
 
 
 def _race(
-    known: workloads.Race,
-    recording: workloads.Race,
+    known: workloads.WorkloadRace,
+    recording: workloads.WorkloadRace,
     products: list[Launched],
     settings: Settings,
     advance: Callable[[], object],

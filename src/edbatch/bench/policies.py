@@ -76,7 +76,7 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Case:
+class PolicyCase:
     """The graphs of a workload's mini-batches; several workloads may have the same."""
 
     name: str
@@ -88,7 +88,7 @@ class Case:
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
     """Measures and returns the result, ready for JSON. `data` is a folder like `$EDBATCH_DATA`."""
     cases = load_cases(settings, data)
-    timed: dict[str, Case] = {}  # one case of each workload
+    timed: dict[str, PolicyCase] = {}  # one case of each workload
     for case in cases:
         timed.setdefault(case.workload, case)
     steps = len(cases) + settings.small_graphs + settings.rounds * (len(timed) + 1)
@@ -113,9 +113,9 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
     }
 
 
-def load_cases(settings: Settings, data: str | os.PathLike[str] | None) -> list[Case]:
+def load_cases(settings: Settings, data: str | os.PathLike[str] | None) -> list[PolicyCase]:
     """The cases to measure; workloads with the same graphs are one case."""
-    cases: list[Case] = []
+    cases: list[PolicyCase] = []
     chosen = settings.workloads or tuple(STRUCTURES)
     for name in dict.fromkeys(chosen):
         if any(name in case.same for case in cases):
@@ -125,11 +125,11 @@ def load_cases(settings: Settings, data: str | os.PathLike[str] | None) -> list[
             workload = STRUCTURES[name]
             same = [w.name for w in STRUCTURES.values() if (w.examples, w.add) == (workload.examples, workload.add)]
             label = f"{name}, coin {seed}" if name in COIN_SEEDS else name
-            cases.append(Case(label, name, tuple(w for w in same if w != name), graphs))
+            cases.append(PolicyCase(label, name, tuple(w for w in same if w != name), graphs))
     return cases
 
 
-def count_case(case: Case, seeds: tuple[int, ...], advance: Callable[[], object]) -> dict[str, Any]:
+def count_case(case: PolicyCase, seeds: tuple[int, ...], advance: Callable[[], object]) -> dict[str, Any]:
     """Batches of every policy (for a learned one, with its worst seed), and the ratios that matter."""
     bounds = [graph.lower_bound() for graph in case.graphs]
     rows: dict[str, dict[str, Any]] = {LOWER_BOUND: {"first": bounds[0], "unseen": sum(bounds[1:])}}

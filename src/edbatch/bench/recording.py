@@ -64,7 +64,7 @@ class Cells(TreeLSTM):
 
 
 @dataclass(frozen=True)
-class Case:
+class RecordingCase:
     """A model, its examples, how many cell calls they make, and the constants that cells are replaced by."""
 
     name: str
@@ -75,12 +75,12 @@ class Case:
     constants: dict[str, Any]
 
     def record(self) -> object:
-        return self.batched.pipeline.record([self.examples], {})
+        return self.batched.pipeline.record_examples([self.examples], {})
 
     def record_known(self) -> Callable[[], object]:
         """A call that records examples which were recorded before, by their keys."""
         batched = edbatch.batch(self.model, key=id)
-        return lambda: batched.pipeline.record([self.examples], {})
+        return lambda: batched.pipeline.record_examples([self.examples], {})
 
     def run_bare(self) -> Callable[[], object]:
         """A call of the model's own Python, with every cell replaced by a function that returns a constant."""
@@ -117,7 +117,7 @@ def run(batch_size: int = 64, rounds: int = MIN_ROUNDS, data: str | os.PathLike[
     return {"data": source, "machine": measure.machine_facts(), "microseconds_per_call": microseconds}
 
 
-def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: int = 40) -> list[Case]:
+def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: int = 40) -> list[RecordingCase]:
     calls_of_trees = sum(2 for tree in trees for _ in tree.nodes())  # a state and a loss at every node
     state = None, None
     columns = list(torch.zeros(batch_size, dim))
@@ -128,9 +128,13 @@ def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: i
     )
     constants = {"leaf": state, "node": state, "out": state}
     return [
-        Case("TreeLSTM, marked cells", tree_lstm, edbatch.batch(tree_lstm), trees, calls_of_trees, constants),
-        Case("nn.LSTMCell", lstm_chain, edbatch.batch(lstm_chain), columns, batch_size * steps, {"cell": state}),
-        Case("nn.Linear", linear_chain, edbatch.batch(linear_chain), columns, batch_size * steps, {"layer": None}),
+        RecordingCase("TreeLSTM, marked cells", tree_lstm, edbatch.batch(tree_lstm), trees, calls_of_trees, constants),
+        RecordingCase(
+            "nn.LSTMCell", lstm_chain, edbatch.batch(lstm_chain), columns, batch_size * steps, {"cell": state}
+        ),
+        RecordingCase(
+            "nn.Linear", linear_chain, edbatch.batch(linear_chain), columns, batch_size * steps, {"layer": None}
+        ),
     ]
 
 

@@ -42,7 +42,7 @@ print(time.perf_counter() - begin)
 """
 # Times the compilation of all kernels by numba, and nothing else: cells are captured before the clock starts.
 ALL_KERNELS = f"""{PREPARE}
-recording, _ = batched.pipeline.record((bank.trees,), {{}})
+recording, _ = batched.pipeline.record_examples((bank.trees,), {{}})
 begin = time.perf_counter()
 recording.graph.lower_bound()
 for policy in {(*POLICIES, "ratio-greedy-backward")}:

@@ -19,7 +19,7 @@ from rich.table import Table
 
 import edbatch
 from edbatch.bench import measure
-from edbatch.bench.contenders import HandBatched, OneByOne, Products
+from edbatch.bench.contenders import HandBatched, OneByOneContender, ProductsContender
 from edbatch.bench.measure import MIN_ROUNDS, BenchError, Rounds, Spread
 from edbatch.datasets import NUM_LABELS, Tree, load_trees
 from edbatch.models import TreeLSTM
@@ -55,7 +55,7 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
             raise BenchError(f"there are only {len(bank.trees)} trees in {bank.source}; ask for a smaller batch")
         torch.manual_seed(settings.seed)
         model = TreeLSTM(words=len(bank.vocabulary), classes=NUM_LABELS, dim=settings.hidden)
-        race = Race(model, bank.trees[: settings.batch_size], settings.policy, settings.mode)
+        race = TreeLSTMRace(model, bank.trees[: settings.batch_size], settings.policy, settings.mode)
         race.check()
         with measure.progress("measuring", settings.rounds) as advance:
             rounds = race.run(settings.rounds, settings.one_by_one_rounds or settings.rounds, advance)
@@ -72,13 +72,13 @@ def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[
         }
 
 
-class Race:
+class TreeLSTMRace:
     """The contenders on one mini-batch."""
 
     def __init__(self, model: TreeLSTM, trees: list[Tree], policy: str | None, mode: str) -> None:
         self.model, self.trees, self.is_training = model, trees, mode == "train"
         self.batched = edbatch.batch(model, policy=policy) if policy else edbatch.batch(model)
-        self.one_by_one = OneByOne(model, trees)
+        self.one_by_one = OneByOneContender(model, trees)
         self.hand_batched = HandBatched(model, trees)
         self.stage_seconds: dict[str, list[float]] = defaultdict(list)
 
@@ -109,7 +109,7 @@ class Race:
                 _assert_close(f"gradients of {key}, {name} and edbatch", theirs[key].grad, parameter.grad)
 
     def run(self, rounds: int, one_by_one_rounds: int, advance: Callable[[], object]) -> Rounds:
-        products = Products(self.model, self.batch_sizes())
+        products = ProductsContender(self.model, self.batch_sizes())
         contenders: dict[str, Callable[[], object]]
         if self.is_training:
             contenders = {ONE_BY_ONE: self.one_by_one.train, HAND: self.hand_batched.train,

@@ -64,7 +64,7 @@ def _measure(
 ) -> dict[str, Any]:
     corpus = load(workload, settings.batch_size, data, settings.seed)
     model = workload.make(corpus, hidden_of(workload, settings.hidden), settings.seed)
-    race = Race(model, corpus.train)
+    race = WorkloadRace(model, corpus.train)
     race.check(workload.name)
     graph = edbatch.record(race.batched, corpus.train)
     batches = {name: edbatch.schedule(graph, _policy(name, race.batched)).num_batches for name in POLICIES}
@@ -86,7 +86,7 @@ def _policy(name: str, batched: Batched) -> Any:
     return batched.policy if name == batched.policy.name else edbatch.policies.from_name(name)
 
 
-class Race:
+class WorkloadRace:
     """The contenders on one mini-batch."""
 
     def __init__(self, model: nn.Module, examples: Sequence[Any], key: Callable[..., Hashable] | None = None) -> None:

@@ -18,7 +18,7 @@ import torch
 from edbatch.cells.body.body import Body
 from edbatch.cells.body.simplify import simplify
 from edbatch.cells.capture.capture import Captured, capture
-from edbatch.cells.capture.cut_points import Piece, hoist
+from edbatch.cells.capture.cut_points import CapturedPart, hoist
 from edbatch.cells.capture.recapture import Recapture
 from edbatch.cells.kernel import Form, Kernel, Mask, Reads
 from edbatch.cells.torch_ops.cell import TorchCell
@@ -37,7 +37,7 @@ class CompiledCell:
     """A cell ready to run on B rows at once.
 
     Args:
-        rows, shared: the specs of the explicit arguments. `bound`: real tensors found in the body; they follow the
+        rows, shared: the specs of the explicit arguments. `enclosed`: real tensors found in the body; they follow the
         explicit shared ones wherever shared values are given.
         outputs: the specs of the tensor leaves of the result. `unflatten` puts values in their place.
     """
@@ -45,7 +45,7 @@ class CompiledCell:
     name: str
     rows: tuple[Spec, ...]
     shared: tuple[Spec, ...]
-    bound: tuple[torch.Tensor, ...]
+    enclosed: tuple[torch.Tensor, ...]
     outputs: tuple[Spec, ...]
     leaves: tuple[tuple[Any] | None, ...]
     tree: pytree.TreeSpec
@@ -56,7 +56,7 @@ class CompiledCell:
     writes: tuple[int, ...] = ()  # rows that it writes in place: their new values are the last outputs
     same: tuple[int | None, ...] = ()  # of each result that is one of these rows itself, which
     views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
-    bound_as: tuple[Any, ...] = field(default=(), repr=False)  # what the bound tensors were like at capture
+    enclosed_as: tuple[Any, ...] = field(default=(), repr=False)  # what the enclosed tensors were like at capture
     constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which it has no gradient
     wanting: Callable[[Mask], Kernel] | None = field(default=None, repr=False, compare=False)  # see `needs`
     again: Recapture | None = field(default=None, repr=False, compare=False)
@@ -85,7 +85,7 @@ class CompiledCell:
     def is_current(self) -> bool:
         """Whether the tensors found in the body are still like those that it was captured with."""
         with DisableTorchFunction():
-            return all(map(operator.eq, map(_likeness, self.bound), self.bound_as))
+            return all(map(operator.eq, map(_likeness, self.enclosed), self.enclosed_as))
 
     def unflatten(self, values: Sequence[Any]) -> Any:
         """The function's own result tree with `values` for its tensors; constants as they were at capture."""
@@ -120,8 +120,8 @@ class CompiledCell:
             found = None
             if self.again is not None and not self.constant:
                 with suppress(CaptureError):
-                    pieces = hoist(self.body, self.again, recurrent)
-                    found = pieces and Hoisted(*(_part(self.name, piece) for piece in pieces))
+                    parts = hoist(self.body, self.again, recurrent)
+                    found = parts and Hoisted(*(_part(self.name, part) for part in parts))
             is_same = found is not None and found.main.kernel.outputs == self.outputs
             self._hoisted[recurrent] = found if is_same else None
         return self._hoisted[recurrent]
@@ -138,7 +138,7 @@ class CompiledCell:
 
 
 @dataclass(frozen=True)
-class Part:
+class HoistedPart:
     """A part of a hoisted cell, and which of the cell's rows and explicit shared inputs it reads, in its order."""
 
     kernel: CompiledCell
@@ -150,8 +150,8 @@ class Part:
 class Hoisted:
     """A cell in two parts: the results of `ahead` are the last rows of `main`."""
 
-    ahead: Part
-    main: Part
+    ahead: HoistedPart
+    main: HoistedPart
 
 
 def compile_cell(
@@ -174,9 +174,9 @@ def _compile(captured: Captured, shared: tuple[Spec, ...], name: str) -> Compile
     torch_ops = TorchCell(body, captured.sparse)
     torch_ops.rehearse()
     return CompiledCell(
-        name, body.rows, shared, captured.bound, outputs, captured.leaves, captured.tree, body,
+        name, body.rows, shared, captured.enclosed, outputs, captured.leaves, captured.tree, body,
         captured.sparse, torch_ops, captured.writes, captured.same, captured.views,
-        tuple(map(_likeness, captured.bound)),
+        tuple(map(_likeness, captured.enclosed)),
     )  # fmt: skip
 
 
@@ -184,7 +184,7 @@ def _likeness(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device, tensor.requires_grad
 
 
-def _part(name: str, piece: Piece) -> Part:
-    num_shared = len(piece.shared)
-    kernel = _compile(piece.captured, piece.captured.body.shared[:num_shared], name)
-    return Part(kernel, piece.rows, piece.shared)
+def _part(name: str, part: CapturedPart) -> HoistedPart:
+    num_shared = len(part.shared)
+    kernel = _compile(part.captured, part.captured.body.shared[:num_shared], name)
+    return HoistedPart(kernel, part.rows, part.shared)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.eager_programs import Calls, EagerInference, EagerTraining, as_given
-from edbatch.cells.kernel import Form, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Lender, Mask, Programs, Reads, Take
 from edbatch.cells.touched import Rehearsal
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
@@ -115,7 +115,7 @@ class EagerKernel:
         self.outputs = tuple(Spec(tuple(v.shape[len(lead) :]), v.dtype, v.device) for v in values)
         self.views = tuple(_shared_with(v, given, values) for v in values)
         known = {id(p): p for p in parameters if p.requires_grad}
-        self.bound: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
+        self.enclosed: tuple[Tensor, ...] = tuple({**known, **touched.tensors}.values())
         self.changes = tuple(touched.written.values())
 
     def _rehearse(
@@ -143,14 +143,14 @@ class EagerKernel:
 
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> Calls:
         """Shared arguments become autograd leaves, so that gradients end at each; one may be computed from another."""
-        given = len(shared) - len(self.bound)
+        given = len(shared) - len(self.enclosed)
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in shared[:given]]
         return Calls([*leaves, *shared[given:]])
 
     def call(
         self, rows: Sequence[Tensor], shared: Sequence[Tensor], outs: Sequence[Tensor], place: Any
     ) -> list[Tensor]:
-        leaves, tree = pytree.tree_flatten(self._run(rows, shared[: len(shared) - len(self.bound)]))
+        leaves, tree = pytree.tree_flatten(self._run(rows, shared[: len(shared) - len(self.enclosed)]))
         if tree != self._tree:
             raise BatchError(
                 f"{self.name} runs one by one and gave {_kinds(tree, leaves)} where {_kinds(self._tree, self._leaves)} "
@@ -202,7 +202,7 @@ class EagerKernel:
     def give_up(self) -> Form | None:
         return None
 
-    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Memory) -> Calls:
+    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Lender) -> Calls:
         return self.prologue(shared)
 
     @cached_property

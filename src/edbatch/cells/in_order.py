@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.cells.eager import EagerKernel
-from edbatch.cells.kernel import Bindable, Form, Launch, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Bindable, Form, Launch, Lender, Mask, Programs, Reads, Take
 from edbatch.spec import Spec
 from edbatch.switches import Switches
 
@@ -44,7 +44,7 @@ class InOrder:
     def __init__(self, kernel: EagerKernel):
         self.kernel = kernel
         self.reason = kernel.reason
-        self.bound, self.changes = kernel.bound, kernel.changes
+        self.enclosed, self.changes = kernel.enclosed, kernel.changes
         self.is_current = kernel.is_current
         self.outputs = (*kernel.outputs, TURN)
         self.views = (*kernel.views, frozenset[int]())
@@ -67,7 +67,7 @@ class InOrder:
     def prologue(self, shared: Sequence[torch.Tensor], take: Take = Spec.empty) -> Any:
         return self.kernel.prologue(shared, take)
 
-    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Memory) -> Any:
+    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Lender) -> Any:
         return self.kernel.prologue(shared)
 
     @cached_property

@@ -45,7 +45,7 @@ class TooLong(Exception):
     """A program of a cell is too long to be compiled."""
 
 
-class Memory(Protocol):
+class Lender(Protocol):
     """Memory of a mini-batch."""
 
     def take_one(self, spec: Spec) -> torch.Tensor: ...
@@ -103,7 +103,7 @@ class Form(Protocol):
         """What all batches share, made of the shared tensors in memory that `take` gives."""
         ...
 
-    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Memory) -> Any:
+    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Lender) -> Any:
         """The same for `infer`, in whatever way is quickest."""
         ...
 
@@ -116,7 +116,7 @@ class Kernel(Protocol):
     @property
     def outputs(self) -> tuple[Spec, ...]: ...
     @property
-    def bound(self) -> tuple[torch.Tensor, ...]: ...
+    def enclosed(self) -> tuple[torch.Tensor, ...]: ...
     @property
     def writes(self) -> tuple[int, ...]:
         """Operands that it writes in place, as torch sees it: their new values are its last outputs."""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Form, Launch, Mask, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Launch, Lender, Mask, Programs, Reads, Take
 from edbatch.cells.tensor_programs import TensorBackward, TensorForward
 from edbatch.spec import Spec
 from edbatch.switches import Switches
@@ -41,7 +41,7 @@ class SegmentKernel:
     reads: Mask = (True, True)
     reads_outs: bool = True
     grad: bool = True
-    bound: tuple[Tensor, ...] = ()
+    enclosed: tuple[Tensor, ...] = ()
     reason: str | None = None
     is_current: bool = True
     is_pure: bool = True
@@ -70,7 +70,7 @@ class SegmentKernel:
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> None:
         return None
 
-    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Memory) -> None:
+    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Lender) -> None:
         return None
 
     @cached_property
@@ -119,7 +119,7 @@ class CopyForm:
     def prologue(self, shared: Sequence[Tensor], take: Take = Spec.empty) -> None:
         return None
 
-    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Memory) -> None:
+    def prologue_of_inference(self, shared: Sequence[Tensor], memory: Lender) -> None:
         return None
 
     def give_up(self) -> Form | None:

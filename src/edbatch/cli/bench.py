@@ -17,7 +17,7 @@ from edbatch.cli.options import (
     Json,
     Markdown,
     Mode,
-    Modes,
+    ModesOption,
     Rounds,
     Threads,
     TreeFolder,
@@ -258,7 +258,9 @@ def bench_ablations(
     ] = None,
     batch_size: BatchSize = 32,
     hidden: HiddenOfWorkloads = 128,
-    mode: Annotated[Modes, typer.Option(help="Forward only, forward and backward, or both in turn.")] = Modes.both,
+    mode: Annotated[
+        ModesOption, typer.Option(help="Forward only, forward and backward, or both in turn.")
+    ] = ModesOption.both,
     rounds: Annotated[int, number("Rounds in which every contender runs once; at least 3.")] = 30,
     threads: Threads = None,
     data: Folder = None,

@@ -94,10 +94,10 @@ def learn(
     Example: `edbatch learn lattice-lstm --graphs 8 --output lattices`
     """
     with clear_errors():
-        from edbatch.report.learn import Settings, run
+        from edbatch.report.learn import LearnSettings, run
 
         sizes = (graphs, held_out, unseen, batch_size)
-        run(Settings(workload, *sizes, encoding.value, seed, episodes, data, output, hidden))
+        run(LearnSettings(workload, *sizes, encoding.value, seed, episodes, data, output, hidden))
 
 
 @app.command()
@@ -130,9 +130,9 @@ def run_workload(
     Example: `edbatch run lattice-lstm --batches 5 --policy agenda --check`
     """
     with clear_errors():
-        from edbatch.report.run import Options, run
+        from edbatch.report.run import RunOptions, run
 
-        run(Options(workload, batches, batch_size, hidden, policy, seed, data, checkpoint, output, check))
+        run(RunOptions(workload, batches, batch_size, hidden, policy, seed, data, checkpoint, output, check))
 
 
 @app.command()
@@ -161,11 +161,11 @@ def train(
     tree-lstm`
     """
     with clear_errors():
-        from edbatch.report.train import Options, run
+        from edbatch.report.train import TrainOptions, run
         from edbatch.workloads.ranks import join, leave
 
         ranks = join()
-    options = Options(
+    options = TrainOptions(
         workload, epochs, hidden, batch_size, seed, learning_rate, limit, policy, data, output, resume,
         save_every, one_by_one,
     )  # fmt: skip
@@ -218,7 +218,7 @@ def fuzz(
     Example: `edbatch fuzz --seconds 600 --seed 7 --output findings`
     """
     with clear_errors():
-        from edbatch.fuzz.run import Settings, run
+        from edbatch.fuzz.run import FuzzSettings, run
         from edbatch.fuzz.surroundings import EXCLUDED
 
         unknown = set(include or ()) - {*EXCLUDED, "all"}
@@ -226,7 +226,7 @@ def fuzz(
             raise typer.BadParameter(f"{', '.join(sorted(unknown))}: none of {', '.join([*EXCLUDED, 'all'])}")
         excluded = frozenset() if "all" in (include or ()) else frozenset(EXCLUDED) - set(include or ())
         limit = 60.0 if seconds is None and programs is None else seconds
-        if run(Settings(seed, limit, programs, output, excluded)).findings:
+        if run(FuzzSettings(seed, limit, programs, output, excluded)).findings:
             raise typer.Exit(1)
 
 

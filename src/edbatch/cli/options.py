@@ -14,7 +14,7 @@ class Mode(StrEnum):
     train = "train"
 
 
-class Modes(StrEnum):
+class ModesOption(StrEnum):
     infer = "infer"
     train = "train"
     both = "both"

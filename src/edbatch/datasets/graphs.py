@@ -42,7 +42,7 @@ class Nodes:
 
 
 @dataclass(frozen=True)
-class Structure:
+class GraphFamily:
     """Where the examples of a model are from, and which nodes one example adds to the graph of its mini-batch.
 
     `examples(number, folder, seed)` gives the first examples of the real data in the folder or, if that is None,
@@ -180,27 +180,27 @@ def _add_program(nodes: Nodes, program: Call) -> None:
     nodes.add("out", add(program))
 
 
-STRUCTURES: dict[str, Structure] = {
+STRUCTURES: dict[str, GraphFamily] = {
     workload.name: workload
     for workload in (
-        Structure("tree-lstm", "TreeLSTM on sentiment trees, an output at every tree node", _trees, _add_tree),
-        Structure("tree-gru", "TreeGRU on sentiment trees, an output at every tree node", _trees, _add_tree),
-        Structure("mv-rnn", "matrix-vector RNN on sentiment trees, an output at every tree node", _trees, _add_tree),
-        Structure(
+        GraphFamily("tree-lstm", "TreeLSTM on sentiment trees, an output at every tree node", _trees, _add_tree),
+        GraphFamily("tree-gru", "TreeGRU on sentiment trees, an output at every tree node", _trees, _add_tree),
+        GraphFamily("mv-rnn", "matrix-vector RNN on sentiment trees, an output at every tree node", _trees, _add_tree),
+        GraphFamily(
             "tree-lstm-2type",
             "TreeLSTM on sentiment trees, each internal node one of two cells by a fair coin",
             _trees,
             partial(_add_tree, two_types=True),
         ),
-        Structure("bilstm-tagger", "two-layer bidirectional LSTM on tagged sentences", _sentences, _add_sentence),
-        Structure("lattice-lstm", "LSTM on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
-        Structure("lattice-gru", "GRU on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
-        Structure(
+        GraphFamily("bilstm-tagger", "two-layer bidirectional LSTM on tagged sentences", _sentences, _add_sentence),
+        GraphFamily("lattice-lstm", "LSTM on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
+        GraphFamily("lattice-gru", "GRU on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
+        GraphFamily(
             "lattice-absorbed",
             "LSTM or GRU on word lattices, sums of arcs read by their consumers",
             _lattices,
             partial(_add_lattice, absorb_sums=True),
         ),
-        Structure("module-net", "generated programs over 40 modules, an output at the root", _programs, _add_program),
+        GraphFamily("module-net", "generated programs over 40 modules, an output at the root", _programs, _add_program),
     )
 }

@@ -56,7 +56,7 @@ def read_lattices(path: str | os.PathLike[str], limit: int | None = None) -> Lat
     Raises:
         DatasetError: The file cannot be read or is not in the format; names the file, the line and what was expected.
     """
-    lines = _Lines(read_lines(path, "lattices"))
+    lines = _LineReader(read_lines(path, "lattices"))
     try:
         return LatticeBank(list(islice(_parse(lines), limit)), str(path))
     except DatasetError as error:
@@ -77,7 +77,7 @@ def load_lattices(split: str, folder: str | os.PathLike[str] | None = None, limi
     return read_lattices(data_file(f"lattice/{check_split(split)}.txt", folder, "random_lattices"), limit)
 
 
-class _Lines:
+class _LineReader:
     """Gives line after line and knows the number of the one it gave last."""
 
     def __init__(self, lines: list[str]) -> None:
@@ -103,7 +103,7 @@ class _Lines:
         return numbers[0]
 
 
-def _parse(lines: _Lines) -> Iterator[Lattice]:
+def _parse(lines: _LineReader) -> Iterator[Lattice]:
     num_lattices = lines.count("the number of lattices, at least 1")
     for lattice in range(1, num_lattices + 1):
         if lattice > 1:
@@ -117,7 +117,7 @@ def _parse(lines: _Lines) -> Iterator[Lattice]:
         _expect_blank(lines, f"nothing after {num_lattices} lattices")
 
 
-def _parse_arcs(lines: _Lines, node: int, num_nodes: int) -> tuple[tuple[int, int], ...]:
+def _parse_arcs(lines: _LineReader, node: int, num_nodes: int) -> tuple[tuple[int, int], ...]:
     numbers = lines.numbers(f"the arcs of node {node} of {num_nodes}")
     if not numbers or len(numbers) != 1 + 2 * numbers[0]:
         expected = "the number of arcs and a pair `from token` for each"
@@ -128,7 +128,7 @@ def _parse_arcs(lines: _Lines, node: int, num_nodes: int) -> tuple[tuple[int, in
     return tuple(zip(numbers[1::2], numbers[2::2], strict=True))
 
 
-def _expect_blank(lines: _Lines, expected: str) -> None:
+def _expect_blank(lines: _LineReader, expected: str) -> None:
     line = lines.next(expected)
     if line.strip(" "):
         raise DatasetError(f"expected {expected}, found {_shown(line)}")

@@ -1,6 +1,6 @@
 """A fuzzer: random programs run batched and one by one, and every difference becomes a small script.
 
-    Program ─print─▶ code ─run, compare─▶ outcome ─shrink─▶ a smaller Program ─print─▶ script
+    RandomProgram ─print─▶ code ─run, compare─▶ outcome ─shrink─▶ a smaller RandomProgram ─print─▶ script
 
 A program, a model with its examples, is data (`program.py`). `generating.py`, `functions.py` and `lines.py` draw it at
 random from tables of what users write (`operations.py`, `surroundings.py`). `comparing.py` runs its code both ways,

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from edbatch.fuzz.lines import WORLD, Lines, Scope
+from edbatch.fuzz.lines import WORLD, Lines, NamesInReach
 from edbatch.fuzz.operations import OPERATIONS
 from edbatch.fuzz.program import Declared, Function, Statement, function_lines
 
@@ -27,7 +27,7 @@ TAKING = {
 class Functions(Lines):
     """Draws functions and calls of them."""
 
-    def functions(self, scope: Scope) -> list[Function]:
+    def functions(self, scope: NamesInReach) -> list[Function]:
         found = []
         if "tree" in scope.names:
             found += self._tree_function(scope)
@@ -37,7 +37,7 @@ class Functions(Lines):
             scope.execute("\n".join(function_lines(function)))
         return found
 
-    def _tree_function(self, scope: Scope) -> list[Function]:
+    def _tree_function(self, scope: NamesInReach) -> list[Function]:
         shared = [(n, scope.names[n]) for n in self.shared]
         tables = [n for n, t in shared if t.dim() == 2 and t.shape[0] > 2 and t.is_floating_point()]
         leaf = [d for d in self.modules if "(torch.tensor({K}))" in "".join(d[1]) and "{M}({K})" not in d[1]]
@@ -52,11 +52,11 @@ class Functions(Lines):
         result = Statement(self.rng.choice(("{0}", "{0} + {1}")), (fitting[-1], "a2"))
         return [Function("encode", "tree", ("a1", "a2"), tuple(body), result, (Declared("leaf", expression),))]
 
-    def _closure(self, scope: Scope) -> Scope:
+    def _closure(self, scope: NamesInReach) -> NamesInReach:
         """The names that functions see besides their arguments."""
-        return Scope(ChainMap({}, {name: scope.names[name] for name in self.shared}))
+        return NamesInReach(ChainMap({}, {name: scope.names[name] for name in self.shared}))
 
-    def _function_body(self, inner: Scope, size: int, static: list[str] | None = None) -> list[Statement]:
+    def _function_body(self, inner: NamesInReach, size: int, static: list[str] | None = None) -> list[Statement]:
         """Lines of a function's body, which use no data of the example but arguments."""
         weights, kinds = self.weights, self.kinds
         self.weights = {f: w for f, w in weights.items() if f in OPERATIONS and f not in ("kept", "rows", "modules")}
@@ -66,7 +66,7 @@ class Functions(Lines):
         finally:
             self.weights, self.kinds = weights, kinds
 
-    def _cell(self, scope: Scope) -> list[Function]:
+    def _cell(self, scope: NamesInReach) -> list[Function]:
         rng = self.rng
         tensors = [n for n, t in scope.tensors() if t.is_floating_point()]
         given = [rng.choice(tensors) for _ in range(rng.randint(1, 3))]
@@ -77,7 +77,7 @@ class Functions(Lines):
         static: tuple[str, ...] = ()
         arguments = tuple(f"a{i + 1}" for i in range(len(given)))
         owned: tuple[Declared, ...] = ()
-        inner = self._closure(scope) if rng.random() < 0.3 and kind != "module" else Scope(ChainMap())
+        inner = self._closure(scope) if rng.random() < 0.3 and kind != "module" else NamesInReach(ChainMap())
         for argument, name in zip(arguments, given, strict=True):
             value = scope.names[name]
             inner.names[argument] = value if isinstance(value, Tensor) or kind == "plain" else torch.tensor(value)
@@ -93,7 +93,7 @@ class Functions(Lines):
         takes_list = not static and rng.random() < 0.15
         return [Function("cell1", kind, arguments, tuple(body), result, owned, static, takes_list)]
 
-    def calls_of(self, functions: list[Function], scope: Scope) -> list[Callable[[], Statement]]:
+    def calls_of(self, functions: list[Function], scope: NamesInReach) -> list[Callable[[], Statement]]:
         """Functions that draw calls, to be called when it is their turn in the body."""
         calls: list[Callable[[], Statement]] = []
         for function in functions:
@@ -103,7 +103,7 @@ class Functions(Lines):
                 calls += [partial(self._call_of, function, scope)] * self.rng.randint(1, 3)
         return calls
 
-    def _call_of(self, function: Function, scope: Scope) -> Statement:
+    def _call_of(self, function: Function, scope: NamesInReach) -> Statement:
         """A call with any operands; if they do not fit, it is dropped."""
         tensors = [n for n, t in scope.tensors() if t.is_floating_point()]
         numbers = [*self.kinds["K"], *self.kinds["S"]]

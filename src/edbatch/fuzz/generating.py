@@ -1,4 +1,4 @@
-"""Draws random programs: a seed and a number come in, a `Program` goes out.
+"""Draws random programs: a seed and a number come in, a `RandomProgram` goes out.
 
 A program has examples, things that they share, a model, options of `edbatch.batch`, and changes between calls.
 """
@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from edbatch.fuzz.functions import Functions
-from edbatch.fuzz.lines import TRIES, Scope
+from edbatch.fuzz.lines import TRIES, NamesInReach
 from edbatch.fuzz.operations import OPERATIONS
-from edbatch.fuzz.program import PRELUDE, Column, Declared, Program, Statement
+from edbatch.fuzz.program import PRELUDE, Column, Declared, RandomProgram, Statement
 from edbatch.fuzz.surroundings import (
     AROUND,
     BLOCKS,
@@ -41,7 +41,7 @@ RISKY = {  # features that edbatch often refuses, and the share of programs that
 }  # fmt: skip
 
 
-def generate(seed: int, number: int, excluded: Iterable[str] = EXCLUDED) -> Program:
+def generate(seed: int, number: int, excluded: Iterable[str] = EXCLUDED) -> RandomProgram:
     """Program `number` of a seed; always the same."""
     before = torch.get_default_dtype()
     try:
@@ -55,14 +55,14 @@ def generate(seed: int, number: int, excluded: Iterable[str] = EXCLUDED) -> Prog
 class Generator(Functions):
     """Draws one program."""
 
-    def program(self) -> Program:
+    def program(self) -> RandomProgram:
         rng = self.rng
         dtype = rng.choice(["float64"] * 6 + ["float32"] * 2)
         torch.set_default_dtype(getattr(torch, dtype))
         is_keyed, is_module = self.has("key", 0.15), rng.random() < 0.5
         columns = self._columns(is_keyed)
         declared = self._declared(is_module)
-        scope = Scope(ChainMap())
+        scope = NamesInReach(ChainMap())
         for d in declared:
             scope.execute(f"{d.name} = {d.expression}")
         for column in columns:
@@ -80,7 +80,7 @@ class Generator(Functions):
         changeable = [d for d in declared if d.feature != "tensor"] if is_keyed else declared  # keys freeze closures
         changes = self._changes(scope, changeable, is_module)
         around = rng.choice(self.allowed(AROUND)) if self.has("around", 0.1) else ""
-        program = Program(
+        program = RandomProgram(
             self.label, tuple(columns), tuple(body), result, keywords, tuple(declared), tuple(functions), setup,
             changes, options, around, dtype, rng.choice(["all"] * 8 + ["first leaf", "first example"]),
             rng.randint(2, 4) if self.has("threads", 0.03) else 1, is_module,
@@ -154,7 +154,7 @@ class Generator(Functions):
             found.append(Declared("kept", "[]", "list"))
         return found
 
-    def _keywords(self, scope: Scope) -> tuple[tuple[str, str], ...]:
+    def _keywords(self, scope: NamesInReach) -> tuple[tuple[str, str], ...]:
         if not self.has("keywords", 0.15):
             return ()
         expression = self._seeded(("randn(3, seed={seed})", "randn(3, 3, seed={seed}).requires_grad_()", "0.5", "2"))
@@ -191,7 +191,7 @@ class Generator(Functions):
         is_on = {f: f not in self.excluded and bool(self.allowed(tables[f])) for f in self.weights}
         self.weights = {f: w for f, w in self.weights.items() if is_on[f]}
 
-    def _result(self, scope: Scope) -> Statement:
+    def _result(self, scope: NamesInReach) -> Statement:
         rng = self.rng
         tensors = [n for n, v in scope.names.items() if isinstance(v, Tensor) and n.startswith("v")]
         others = [n for n, v in scope.names.items() if n.startswith("v") and not isinstance(v, Tensor)]
@@ -204,10 +204,12 @@ class Generator(Functions):
         pool = [*tensors, *others, "x"] if rng.random() < 0.1 else tensors
         return Statement(form, (tensors[0], *(rng.choice(pool) for _ in range(2))))
 
-    def _setup(self, scope: Scope, declared: list[Declared]) -> tuple[Statement, ...]:
+    def _setup(self, scope: NamesInReach, declared: list[Declared]) -> tuple[Statement, ...]:
         return tuple(self._on_declared(HOOKS, scope, declared, False)) if self.has("hooks of modules", 0.07) else ()
 
-    def _changes(self, scope: Scope, declared: list[Declared], is_module: bool) -> tuple[tuple[Statement, ...], ...]:
+    def _changes(
+        self, scope: NamesInReach, declared: list[Declared], is_module: bool
+    ) -> tuple[tuple[Statement, ...], ...]:
         calls = self.rng.choice([1] * 6 + [2] * 4 + [3])
         changes: list[tuple[Statement, ...]] = [()]
         for _ in range(calls - 1):
@@ -216,7 +218,7 @@ class Generator(Functions):
         return tuple(changes)
 
     def _on_declared(
-        self, table: tuple[str, ...], scope: Scope, declared: list[Declared], is_module: bool
+        self, table: tuple[str, ...], scope: NamesInReach, declared: list[Declared], is_module: bool
     ) -> list[Statement]:
         """A row of a table, filled in for something declared."""
         modules = [d.name for d in declared if d.feature == "module"]
@@ -243,7 +245,7 @@ class Generator(Functions):
         return tuple(options)
 
 
-def pruned(program: Program) -> Program:
+def pruned(program: RandomProgram) -> RandomProgram:
     """The program without columns, declarations and functions that nothing reads."""
     blocks: list[Iterable[Statement]] = [program.body, program.setup, *program.changes, [program.result]]
     blocks += [[*f.body, f.result] for f in program.functions]

@@ -39,22 +39,22 @@ for _text in PRELUDE.values():
 del WORLD["__builtins__"]
 
 
-class Slot(NamedTuple):
+class FilledRow(NamedTuple):
     """How a row of a table was filled in."""
 
     form: str
     operands: tuple[str, ...]
 
 
-class Scope:
+class NamesInReach:
     """The names that a line may use, with the values of the first example."""
 
     def __init__(self, names: ChainMap[str, Any], heads: tuple[str, ...] = ()):
         self.names = names
         self.heads = heads  # first lines of the blocks around, if they change what lines do
 
-    def inner(self, head: str = "") -> Scope:
-        return Scope(self.names.new_child(), (*self.heads, head) if head.startswith("with") else self.heads)
+    def inner(self, head: str = "") -> NamesInReach:
+        return NamesInReach(self.names.new_child(), (*self.heads, head) if head.startswith("with") else self.heads)
 
     def tensors(self) -> list[tuple[str, Tensor]]:
         return [(name, value) for name, value in self.names.items() if isinstance(value, Tensor)]
@@ -94,7 +94,7 @@ class Lines:
         self.count += 1
         return f"{letter}{self.count}"
 
-    def body(self, scope: Scope, size: int, calls: Sequence[Callable[[], Statement]] = ()) -> list[Statement]:
+    def body(self, scope: NamesInReach, size: int, calls: Sequence[Callable[[], Statement]] = ()) -> list[Statement]:
         """Some lines, and between them calls of functions, which are drawn when it is their turn."""
         body: list[Statement] = []
         waiting = list(calls)
@@ -108,10 +108,10 @@ class Lines:
             body += self._accepted(scope, draw())
         return body
 
-    def _accepted(self, scope: Scope, statement: Statement) -> list[Statement]:
+    def _accepted(self, scope: NamesInReach, statement: Statement) -> list[Statement]:
         return [statement] if self.is_fine(scope, statement) else []
 
-    def statement(self, scope: Scope) -> Statement | None:
+    def statement(self, scope: NamesInReach) -> Statement | None:
         features, weights = list(self.weights), list(self.weights.values())
         for _ in range(TRIES):
             feature = self.rng.choices(features, weights)[0]
@@ -125,7 +125,7 @@ class Lines:
                 return statement
         return None
 
-    def _drawn(self, scope: Scope, feature: str) -> Statement | None:
+    def _drawn(self, scope: NamesInReach, feature: str) -> Statement | None:
         """A line that is not tried yet."""
         row, given = "", {}
         if feature == "modules":
@@ -143,7 +143,7 @@ class Lines:
             return Statement("{t0} = " + slot.form, slot.operands, (self.name("v"),), feature=feature)
         return Statement(slot.form, slot.operands, targets, feature=feature)
 
-    def filled(self, row: str, scope: Scope, given: dict[str, str]) -> Slot | None:
+    def filled(self, row: str, scope: NamesInReach, given: dict[str, str]) -> FilledRow | None:
         operands: list[str] = []
 
         def fill(match: re.Match[str]) -> str:
@@ -156,17 +156,17 @@ class Lines:
             return f"{{{len(operands) - 1}}}"
 
         try:
-            return Slot(re.sub(r"\{([A-Za-z])\}", fill, row), tuple(operands))
+            return FilledRow(re.sub(r"\{([A-Za-z])\}", fill, row), tuple(operands))
         except LookupError:  # nothing fits
             return None
 
-    def _fitting(self, letter: str, operands: list[str], scope: Scope) -> list[str]:
+    def _fitting(self, letter: str, operands: list[str], scope: NamesInReach) -> list[str]:
         if letter in self.kinds:
             return self.kinds[letter]
         first = scope.names.get(operands[0]) if operands else None
         return [name for name, t in scope.tensors() if _fits(letter, t, first)]
 
-    def _literal(self, letter: str, operands: list[str], scope: Scope) -> str | None:
+    def _literal(self, letter: str, operands: list[str], scope: NamesInReach) -> str | None:
         if letter == "n":
             return self.rng.choice(NUMBERS)
         if letter == "N":
@@ -179,7 +179,7 @@ class Lines:
         size = max(first.shape[0 if letter == "k" else -1] if first.dim() else 1, 1)
         return str(self.rng.randrange(-size, size))
 
-    def is_fine(self, scope: Scope, statement: Statement) -> bool:
+    def is_fine(self, scope: NamesInReach, statement: Statement) -> bool:
         """Try a line on the first example; names that it sets are kept if torch and the limits of values allow it."""
         before = dict(scope.names.maps[0])
         try:
@@ -192,7 +192,7 @@ class Lines:
         scope.names.maps[0].update(before)
         return False
 
-    def _block(self, scope: Scope, feature: str) -> Statement | None:
+    def _block(self, scope: NamesInReach, feature: str) -> Statement | None:
         slot = self.filled(self.rng.choice(self.allowed(BLOCKS[feature])), scope, {})
         if slot is None or len(scope.heads) > 1:
             return None
@@ -208,7 +208,7 @@ class Lines:
             return None
         return Statement(head.form, head.operands, head.targets, tuple(body), feature) if body else None
 
-    def _rebind(self, scope: Scope, inner: Scope, body: list[Statement]) -> bool:
+    def _rebind(self, scope: NamesInReach, inner: NamesInReach, body: list[Statement]) -> bool:
         """Let a block, which may run never, once or often, set a name that was set before it."""
         ours = [name for name, _ in scope.tensors() if name.startswith("v")]
         made = [target for s in body for target in s.targets]

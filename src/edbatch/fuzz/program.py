@@ -1,4 +1,4 @@
-"""Random programs as data, and their code: a `Program` comes in, Python text goes out.
+"""Random programs as data, and their code: a `RandomProgram` comes in, Python text goes out.
 
 A program is a model for one example with its examples, options of `edbatch.batch`, and changes between calls. The code
 printed from it is run, and is in the script of a finding.
@@ -64,7 +64,7 @@ class Column:
 
 
 @dataclass(frozen=True)
-class Program:
+class RandomProgram:
     number: str  # "seed/number", from which it was drawn
     columns: tuple[Column, ...]
     body: tuple[Statement, ...]
@@ -140,7 +140,7 @@ class Residual(nn.Module):
 }  # fmt: skip
 
 
-def code_of(program: Program) -> str:
+def code_of(program: RandomProgram) -> str:
     """The code of a program: the function `make` and the settings, see `comparing`."""
     options = dict(program.options)
     stack = options.get("stack", "True")
@@ -158,7 +158,7 @@ def code_of(program: Program) -> str:
     )
 
 
-def is_strict(program: Program) -> bool:
+def is_strict(program: RandomProgram) -> bool:
     """Whether the loss depends on all that is computed. Then a gradient must not be zero where torch has None."""
     blocks = [program.body, *(f.body for f in program.functions)]
     statements = [inner for block in blocks for s in block for inner in s.all()]
@@ -169,7 +169,7 @@ def is_strict(program: Program) -> bool:
     return all(target in used for s in statements for target in s.targets) and not program.functions
 
 
-def is_precise(program: Program) -> bool:
+def is_precise(program: RandomProgram) -> bool:
     """Whether no two calls can be of one type. Else one call that needs gradients makes the other need them, too."""
     if program.functions or any(s.body for s in program.body):
         return False
@@ -219,7 +219,7 @@ def _static(function: Function) -> str:
     return f", static={function.static!r}" if function.static else ""
 
 
-def _make(program: Program) -> Iterator[str]:
+def _make(program: RandomProgram) -> Iterator[str]:
     yield "torch.manual_seed(0)"
     for declared in program.declared:
         yield f"{declared.name} = {declared.expression}"
@@ -261,7 +261,7 @@ def _make(program: Program) -> Iterator[str]:
     yield f"return SimpleNamespace({', '.join(f'{name}={name}' for name in names)}{around})"
 
 
-def _model(program: Program) -> Iterator[str]:
+def _model(program: RandomProgram) -> Iterator[str]:
     arguments = ", ".join([column.name for column in program.columns] + [name for name, _ in program.keywords])
     if not program.is_module:
         yield f"def model({arguments}):"

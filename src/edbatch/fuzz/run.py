@@ -14,14 +14,14 @@ from rich.progress import Progress
 from rich.table import Table
 
 from edbatch.fuzz.generating import generate
-from edbatch.fuzz.program import Program
+from edbatch.fuzz.program import RandomProgram
 from edbatch.fuzz.script import script_of
 from edbatch.fuzz.shrinking import shrink, signature
 from edbatch.fuzz.worker import Outcome, Worker
 
 
 @dataclass(frozen=True)
-class Settings:
+class FuzzSettings:
     seed: int = 0
     seconds: float | None = None
     programs: int | None = None
@@ -34,12 +34,12 @@ class Settings:
 class Finding:
     """A kind of failure: the small program that shows it, and how often it occurred."""
 
-    program: Program
+    program: RandomProgram
     outcome: Outcome
     file: Path
     times: int = 1
 
-    def explains(self, program: Program, outcome: Outcome) -> bool:
+    def explains(self, program: RandomProgram, outcome: Outcome) -> bool:
         """Whether another failing program is of this kind: the same error, or alike and with the small one's lines."""
         if signature(outcome) != signature(self.outcome):
             return False
@@ -71,7 +71,7 @@ class Tally:
         )
 
 
-def run(settings: Settings, console: Console | None = None) -> Tally:
+def run(settings: FuzzSettings, console: Console | None = None) -> Tally:
     """Fuzz until the time or the number of programs is up, or Ctrl-C; prints a summary."""
     console = console or Console()
     tally = Tally()
@@ -83,7 +83,7 @@ def run(settings: Settings, console: Console | None = None) -> Tally:
     return tally
 
 
-def _loop(settings: Settings, tally: Tally, console: Console) -> None:
+def _loop(settings: FuzzSettings, tally: Tally, console: Console) -> None:
     begin, number = time.monotonic(), 0
     seconds = settings.seconds
     on_stderr = Console(stderr=True)
@@ -102,7 +102,9 @@ def _loop(settings: Settings, tally: Tally, console: Console) -> None:
             bar.update(task, completed=tally.seconds if seconds else number, description=str(tally))
 
 
-def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tally: Tally, console: Console) -> None:
+def _note(
+    settings: FuzzSettings, number: int, outcome: Outcome, worker: Worker, tally: Tally, console: Console
+) -> None:
     """Count a failure if it is known, else make it small and write its script."""
     program = outcome.program or generate(settings.seed, number, settings.excluded)
     known = next((f for f in tally.findings if f.explains(program, outcome)), None)
@@ -121,7 +123,7 @@ def _note(settings: Settings, number: int, outcome: Outcome, worker: Worker, tal
     console.print(f"{outcome.kind}: {outcome.message[:200]}\n  {file}", markup=False, highlight=False, soft_wrap=True)
 
 
-def _lines(program: Program) -> list[str]:
+def _lines(program: RandomProgram) -> list[str]:
     """The lines of a program without names, and its settings that are not the plain ones."""
     blocks = [program.body, program.setup, *program.changes, *(f.body for f in program.functions)]
     forms = [inner.form for block in blocks for s in block for inner in s.all()]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 
 from edbatch.fuzz import comparing
-from edbatch.fuzz.program import Program, code_of
+from edbatch.fuzz.program import RandomProgram, code_of
 from edbatch.fuzz.worker import Outcome
 
 END = """
@@ -18,7 +18,7 @@ if __name__ == "__main__":
 """
 
 
-def script_of(program: Program, outcome: Outcome) -> str:
+def script_of(program: RandomProgram, outcome: Outcome) -> str:
     """The text of a script that ends with exit code 1 as long as the fault is there."""
     told = f"{outcome.kind}: {outcome.message}".replace("\\", "\\\\").replace('"""', "'''")
     head = f'"""Found by edbatch fuzz, program {program.number}:\n\n{told}\n"""\n\n'

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from edbatch.fuzz.generating import pruned
-from edbatch.fuzz.program import Column, Program, Statement
+from edbatch.fuzz.program import Column, RandomProgram, Statement
 from edbatch.fuzz.worker import Outcome
 
 Block = tuple[Statement, ...]
@@ -37,7 +37,9 @@ def signature(outcome: Outcome) -> str:
     return outcome.kind
 
 
-def shrink(program: Program, outcome: Outcome, run: Callable[[Program], Outcome], seconds: float) -> Program:
+def shrink(
+    program: RandomProgram, outcome: Outcome, run: Callable[[RandomProgram], Outcome], seconds: float
+) -> RandomProgram:
     """The smallest program found in the time whose outcome has the same signature."""
     end, wanted = time.monotonic() + seconds, signature(outcome)
     is_smaller = True
@@ -53,7 +55,7 @@ def shrink(program: Program, outcome: Outcome, run: Callable[[Program], Outcome]
     return program
 
 
-def candidates(program: Program) -> Iterator[Program]:
+def candidates(program: RandomProgram) -> Iterator[RandomProgram]:
     """Smaller programs; those with most removed come first."""
     for candidate in _candidates(program):
         candidate = pruned(candidate)
@@ -61,7 +63,7 @@ def candidates(program: Program) -> Iterator[Program]:
             yield candidate
 
 
-def _candidates(program: Program) -> Iterator[Program]:
+def _candidates(program: RandomProgram) -> Iterator[RandomProgram]:
     yield from _simpler_settings(program)
     yield from _fewer_examples(program)
     for result in _smaller_results(program.result):
@@ -81,7 +83,7 @@ def _candidates(program: Program) -> Iterator[Program]:
     yield from _simpler_columns(program)
 
 
-def _simpler_settings(program: Program) -> Iterator[Program]:
+def _simpler_settings(program: RandomProgram) -> Iterator[RandomProgram]:
     for i in reversed(range(1, len(program.changes))):
         yield replace(program, changes=program.changes[:i] + program.changes[i + 1 :])
     for i, changes in enumerate(program.changes):
@@ -100,7 +102,7 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
             yield replace(program, options=tuple((options | {name: plain}).items()))
 
 
-def _fewer_examples(program: Program) -> Iterator[Program]:
+def _fewer_examples(program: RandomProgram) -> Iterator[RandomProgram]:
     size = len(program.columns[0].entries)
     for i in reversed(range(size if size > 1 else 0)):
         columns = [replace(c, entries=c.entries[:i] + c.entries[i + 1 :]) for c in program.columns]
@@ -155,7 +157,7 @@ def _dropped(block: Block, gone: set[str]) -> tuple[Block, set[str]]:
     return tuple(kept), gone
 
 
-def _substituted(program: Program) -> Iterator[Program]:
+def _substituted(program: RandomProgram) -> Iterator[RandomProgram]:
     """Programs in which the value of a statement is replaced by one of its operands."""
     for i, statement in enumerate(program.body):
         if len(statement.targets) != 1 or statement.body:
@@ -171,7 +173,7 @@ def _renamed(statement: Statement, names: dict[str, str]) -> Statement:
     return replace(statement, operands=operands, body=tuple(_renamed(s, names) for s in statement.body))
 
 
-def _simpler_columns(program: Program) -> Iterator[Program]:
+def _simpler_columns(program: RandomProgram) -> Iterator[RandomProgram]:
     for i, column in enumerate(program.columns):
         for entries in _simpler_entries(column):
             changed = replace(column, entries=entries, is_tensor=False)

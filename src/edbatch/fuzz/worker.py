@@ -12,7 +12,7 @@ import torch
 
 from edbatch.fuzz import comparing
 from edbatch.fuzz.generating import generate
-from edbatch.fuzz.program import Program, code_of
+from edbatch.fuzz.program import RandomProgram, code_of
 
 FAILURES = ("wrong", "error", "crash", "hang")
 
@@ -24,14 +24,14 @@ class Outcome(NamedTuple):
 
     kind: str
     message: str
-    program: Program | None = None
+    program: RandomProgram | None = None
 
     @property
     def is_failure(self) -> bool:
         return self.kind in FAILURES
 
 
-def run(program: Program) -> Outcome:
+def run(program: RandomProgram) -> Outcome:
     """Run a program in this process, both batched and one by one."""
     namespace: dict[str, Any] = {**vars(comparing), "__name__": "program"}
     exec(code_of(program), namespace)
@@ -57,7 +57,7 @@ class Worker:
         """Generate a program and run it."""
         return self._ask((seed, number, self.excluded))
 
-    def run(self, program: Program) -> Outcome:
+    def run(self, program: RandomProgram) -> Outcome:
         return self._ask(program)
 
     def _ask(self, request: Any) -> Outcome:
@@ -103,6 +103,6 @@ def _serve(pipe: Connection) -> None:
             request = pipe.recv()
         except EOFError:
             return
-        program = request if isinstance(request, Program) else generate(*request)
+        program = request if isinstance(request, RandomProgram) else generate(*request)
         outcome = run(program)
         pipe.send((*outcome[:2], program if outcome.is_failure else None))

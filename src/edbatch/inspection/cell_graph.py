@@ -141,13 +141,13 @@ class _Abstraction:
         self.op_names.append(f"{', '.join(names)} = {op.replace(self._text)}")
         return Ref(results)
 
-    def _text(self, value: Val) -> Text:
+    def _text(self, value: Val) -> Unquoted:
         """A value in words: the names of the memory that is read, and the views."""
         ref = self.refs.get(value.index)
         if ref is None:
-            return Text(f"shared {value}")
+            return Unquoted(f"shared {value}")
         names = " ".join(self.value_names[v] for v in ref.run)
-        return Text("".join((f"({names})" if len(ref.run) > 1 else names, *(f".{view}" for view in ref.views))))
+        return Unquoted("".join((f"({names})" if len(ref.run) > 1 else names, *(f".{view}" for view in ref.views))))
 
     def _operands(self, op: Op) -> tuple[Operand, ...]:
         return tuple(
@@ -157,11 +157,11 @@ class _Abstraction:
     def _signature(self, index: int, op: Op) -> str:
         """The op in words, with specs in place of its operands; ops with the same words may run as one batch."""
 
-        def describe(v: Val) -> Text:
+        def describe(v: Val) -> Unquoted:
             kind = "" if self.body.is_row[v.index] else "shared "
             ref = self.refs.get(v.index)
             views = f" by {ref.views} of {sum(self.sizes[v] for v in ref.run)} bytes" if ref and ref.views else ""
-            return Text(f"{kind}{self.body.specs[v.index]}{views}")
+            return Unquoted(f"{kind}{self.body.specs[v.index]}{views}")
 
         alone = f" #{index}" if op.is_random or _holds_tensor(op) else ""
         return f"{op.target}{swap_vals(op.args, describe)}{swap_vals(op.kwargs, describe)} : {op.spec}{alone}"
@@ -180,7 +180,7 @@ class _Abstraction:
         return value
 
 
-class Text(str):
+class Unquoted(str):
     """A string that prints without quotes."""
 
     def __repr__(self) -> str:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from edbatch.cells.compiled import CompiledCell
 from edbatch.inspection.cell_graph import AbstractCell, abstract
-from edbatch.pq.cell_layout import CellLayout, Kind, in_plain_order, plan_cell
+from edbatch.pq.cell_layout import CellLayout, Reading, in_plain_order, lay_out_cell
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class CellPlan:
         for access in self.planned.accesses:
             if access.batch == number and access.slot >= 0:
                 reads.append(f"{access.kind} of {self._values(access.copied, ', ')}" if access.copied else access.kind)
-            elif access.batch == number and access.kind is Kind.COPY:
+            elif access.batch == number and access.kind is Reading.COPY:
                 reads.append("results scattered")
         wide = ", one product with stacked weights" if len(members) > 1 and graph.ops[members[0]].is_wide else ""
         yield f"  {number}: {head} × {len(members)} → {results}{wide}: {', '.join(reads)}"
@@ -89,5 +89,5 @@ def plan_of(kernel: CompiledCell) -> CellPlan:
     cell = abstract(kernel.body)
     placed = replace(cell.graph, outside=cell.graph.outside - cell.inputs)
     return CellPlan(
-        kernel.name, cell, in_plain_order(cell.graph), plan_cell(cell.graph), plan_cell(placed), kernel.source
+        kernel.name, cell, in_plain_order(cell.graph), lay_out_cell(cell.graph), lay_out_cell(placed), kernel.source
     )

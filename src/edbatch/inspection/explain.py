@@ -33,11 +33,11 @@ def explain(stats: Stats, policy: Policy) -> str:
     ]
     types = sorted(stats.types, key=lambda t: -t.num_batches)
     for i, t in enumerate(types):
-        if i >= MAX_ROWS and t.runs_alone is None:
+        if i >= MAX_ROWS and t.reason is None:
             continue
         lines.append(f"  {t.num_nodes:>7} {t.num_batches:>7} {t.num_nodes / max(t.num_batches, 1):>9.1f}  {t.name}")
-        if t.runs_alone is not None:
-            lines.append(f"{'':>28}ran one by one: {t.runs_alone}")
+        if t.reason is not None:
+            lines.append(f"{'':>28}ran one by one: {t.reason}")
     if len(types) > MAX_ROWS:
         lines.append(f"  and others, {len(types)} in all: see batched.stats.types")
     return "\n".join([*lines, *_sizes([t.name for t in types])])

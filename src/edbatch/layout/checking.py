@@ -28,7 +28,7 @@ def check_layout(
     length = lengths(graph.num_nodes, reads)
     _check_batches(layout, graph, table, schedule, length)
     first_row = _check_rows(layout, graph, table, length, outside)
-    places = _Places.of(layout, graph, table, schedule)
+    places = _PlacesOfRows.of(layout, graph, table, schedule)
     _check_operands(layout, schedule, places, _operands(graph, table, places, reads, length, first_row, outside_row))
     _check_bounds(layout, schedule, places, reads, length)
     _check_addresses(layout)
@@ -87,7 +87,7 @@ def _check_arena(arena: int, size: int, rows: Ints) -> None:
     require(values == 1, lambda i: f"{values[i]} values lie in row {i} of arena {arena}")
 
 
-class _Places(NamedTuple):
+class _PlacesOfRows(NamedTuple):
     """Where nodes run, and what the slots of batches are: for each batch and slot, whether it exists, and its kind."""
 
     place: Ints  # of each node, its number in launch order
@@ -97,7 +97,7 @@ class _Places(NamedTuple):
     kind: Ints
 
     @staticmethod
-    def of(layout: Layout, graph: Graph, table: SlotTable, schedule: Schedule) -> _Places:
+    def of(layout: Layout, graph: Graph, table: SlotTable, schedule: Schedule) -> _PlacesOfRows:
         place, batch = np.empty(graph.num_nodes, np.int64), np.empty(graph.num_nodes, np.int64)
         place[schedule.order] = np.arange(graph.num_nodes)
         batch[schedule.order] = np.repeat(np.arange(schedule.num_batches), np.diff(schedule.starts))
@@ -112,7 +112,7 @@ class _Places(NamedTuple):
             if found.shape != exists.shape:
                 raise AssertionError(f"{name}: the shape is {found.shape}, not {exists.shape}")
             require_same(f"{name} of slots that do not exist", found[~exists], np.full((~exists).sum(), -2))
-        return _Places(place, batch, local, exists, kind)
+        return _PlacesOfRows(place, batch, local, exists, kind)
 
 
 def _counts(reads: Reads, length: Ints) -> Ints:
@@ -128,7 +128,13 @@ def _counts(reads: Reads, length: Ints) -> Ints:
 
 
 def _operands(
-    graph: Graph, table: SlotTable, places: _Places, reads: Reads, length: Ints, first_row: Ints, outside_row: Ints
+    graph: Graph,
+    table: SlotTable,
+    places: _PlacesOfRows,
+    reads: Reads,
+    length: Ints,
+    first_row: Ints,
+    outside_row: Ints,
 ) -> tuple[Ints, Ints]:
     """The rows (or numbers) that all batches read, slot by slot in launch order, and the batch and slot of each of them
     (both as one number)."""
@@ -145,7 +151,7 @@ def _operands(
     return rows[in_order], group[entry][in_order]
 
 
-def _check_operands(layout: Layout, schedule: Schedule, places: _Places, operands: tuple[Ints, Ints]) -> None:
+def _check_operands(layout: Layout, schedule: Schedule, places: _PlacesOfRows, operands: tuple[Ints, Ints]) -> None:
     """Check that every batch reads the rows of what its nodes refer to, and that views are marked as views."""
     rows, group = operands
     exists, kind = places.exists, places.kind
@@ -173,7 +179,7 @@ def _check_operands(layout: Layout, schedule: Schedule, places: _Places, operand
     require_same("slot_first of slots that read no values", missing, np.full(len(missing), -2))
 
 
-def _check_bounds(layout: Layout, schedule: Schedule, places: _Places, reads: Reads, length: Ints) -> None:
+def _check_bounds(layout: Layout, schedule: Schedule, places: _PlacesOfRows, reads: Reads, length: Ints) -> None:
     """Check where each node's rows begin, behind rows that are summed; and that slots do not overlap in the index."""
     read = np.zeros((places.exists.shape[1], len(length)), np.int64)
     np.add.at(read, (places.local[reads.slot], reads.node), _counts(reads, length))

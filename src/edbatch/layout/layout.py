@@ -154,7 +154,7 @@ def edges(types: Ints, args: Ints, table: SlotTable) -> tuple[Ints, Ints]:
     return inputs[: offsets[-1]], offsets
 
 
-def plan(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside: Ints, outside_row: Ints) -> Layout:
+def lay_out(graph: Graph, args: Ints, table: SlotTable, schedule: Schedule, outside: Ints, outside_row: Ints) -> Layout:
     """Lay out a scheduled mini-batch.
 
     Args:

@@ -16,7 +16,7 @@ import edbatch
 from edbatch.models.cells.label_loss import LabelLoss
 
 
-class Step(nn.Module):
+class ChainStep(nn.Module):
     """One step of an LSTM. The parts of its input are concatenated inside the cell, which saves a call before it."""
 
     def __init__(self, inputs: int, dim: int) -> None:
@@ -33,7 +33,7 @@ class Chain(nn.Module):
 
     def __init__(self, inputs: int, dim: int) -> None:
         super().__init__()
-        self.step = edbatch.cell(Step(inputs, dim))
+        self.step = edbatch.cell(ChainStep(inputs, dim))
         self.h0, self.c0 = nn.Parameter(torch.randn(dim)), nn.Parameter(torch.randn(dim))
 
     def forward(self, inputs: Iterable[tuple[Tensor, ...]]) -> list[Tensor]:

@@ -92,7 +92,7 @@ class CellGraph:
         return f"CellGraph({len(self.ops)} ops, {len(self.sizes)} values, {len(self.outside)} outside)"
 
 
-class Kind(StrEnum):
+class Reading(StrEnum):
     VIEW = "view"
     BROADCAST = "broadcast"
     STACKED = "stacked"  # parameters
@@ -105,7 +105,7 @@ class Access:
 
     batch: int
     slot: int
-    kind: Kind
+    kind: Reading
     copied: Run = ()
 
 
@@ -141,13 +141,13 @@ class CellLayout:
         return f"CellLayout({work}, {self.num_copies} copies of {self.bytes_copied} bytes)"
 
 
-def plan_cell(graph: CellGraph) -> CellLayout:
+def lay_out_cell(graph: CellGraph) -> CellLayout:
     """Batch the ops of a cell and lay its values out so that little is copied; never more than in plain order.
 
     >>> gates = [CellOp("product", ((0,), Parameter(g)), (v,), is_wide=True) for g, v in (("i", 1), ("o", 3))]
     >>> sigmoids = [CellOp("sigmoid", ((v,),), (v + 1,)) for v in (1, 3)]
     >>> body = CellGraph((8,) * 5, (gates[0], sigmoids[0], gates[1], sigmoids[1]), outside=frozenset({0}))
-    >>> plan_cell(body), plan_cell(body).order
+    >>> lay_out_cell(body), lay_out_cell(body).order
     (CellLayout(4 ops, 2 batches, 0 copies of 0 bytes), (1, 3, 2, 4))
     >>> in_plain_order(body)
     CellLayout(4 ops, 2 batches, 1 copies of 16 bytes)
@@ -193,7 +193,7 @@ def find_batches(graph: CellGraph) -> tuple[tuple[int, ...], ...]:
 
 def verify(graph: CellGraph, batches: Sequence[Sequence[int]], order: Sequence[int]) -> CellLayout:
     """Find out how every operand is read and every result written, when values lie in this order."""
-    memory = _Memory(graph.sizes, order)
+    memory = _Beginnings(graph.sizes, order)
     ordered = tuple(memory.sorted_by_results(graph, members) for members in batches)
     accesses = []
     for number, members in enumerate(ordered):
@@ -204,7 +204,7 @@ def verify(graph: CellGraph, batches: Sequence[Sequence[int]], order: Sequence[i
         for slot in range(len(ops[0].operands)):
             parameters, runs = split_operands([op.operands[slot] for op in ops])
             if parameters:
-                kind = Kind.STACKED if len(set(parameters)) > 1 else Kind.BROADCAST
+                kind = Reading.STACKED if len(set(parameters)) > 1 else Reading.BROADCAST
                 accesses.append(Access(number, slot, kind))
             else:
                 accesses.append(replace(memory.classify(runs), batch=number, slot=slot))
@@ -217,7 +217,7 @@ def split_operands(operands: Sequence[Operand]) -> tuple[list[Parameter], list[R
     return parameters, [operand for operand in operands if not isinstance(operand, Parameter)]
 
 
-class _Memory:
+class _Beginnings:
     """The byte at which each value begins."""
 
     def __init__(self, sizes: Sequence[int], order: Sequence[int]) -> None:
@@ -239,10 +239,10 @@ class _Memory:
         times = len(runs) // len(distinct)
         repeated = tuple(run for run in distinct for _ in range(times))
         if tuple(runs) not in (repeated, distinct * times):  # an expanded view cannot repeat values like this
-            return Access(0, 0, Kind.COPY, tuple(chain.from_iterable(runs)))
+            return Access(0, 0, Reading.COPY, tuple(chain.from_iterable(runs)))
         if not self._is_strided(distinct, side_by_side):
-            return Access(0, 0, Kind.COPY, tuple(chain.from_iterable(distinct)))
-        return Access(0, 0, Kind.VIEW if times == 1 else Kind.BROADCAST)
+            return Access(0, 0, Reading.COPY, tuple(chain.from_iterable(distinct)))
+        return Access(0, 0, Reading.VIEW if times == 1 else Reading.BROADCAST)
 
     def _is_strided(self, runs: Sequence[Run], side_by_side: bool) -> bool:
         """Whether every run is one range and each begins the same distance after the one before it."""

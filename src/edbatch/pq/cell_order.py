@@ -130,7 +130,7 @@ class _Proposal:
             root = self._make_alike()
         return _Directions(root).settle(self.fitting, self.others)
 
-    def _make_alike(self) -> _Node:
+    def _make_alike(self) -> _OrderedNode:
         """Makes consecutive in each lane what is consecutive in the other lanes of its batch, until nothing changes."""
         before, root = None, self._root()
         while before != root:
@@ -144,10 +144,10 @@ class _Proposal:
                 root = self._root()
         return root
 
-    def _root(self) -> _Node:
-        return _Node.of(self.tree.structure())
+    def _root(self) -> _OrderedNode:
+        return _OrderedNode.of(self.tree.structure())
 
-    def _open_choice(self, root: _Node) -> list[Leaves] | None:
+    def _open_choice(self, root: _OrderedNode) -> list[Leaves] | None:
         """The leaves of each child of a P node inside a lane that has three children or more, if there is one."""
         lanes = [lane.leaves for group in self.groups for lane in group]
         for node in root.walk():
@@ -156,7 +156,7 @@ class _Proposal:
         return None
 
 
-def _families(root: _Node, lane: Lane) -> Iterator[Members]:
+def _families(root: _OrderedNode, lane: Lane) -> Iterator[Members]:
     """The sets of members of a lane that are consecutive in every order of the tree."""
     for node in root.walk():
         pairs = [a.leaves | b.leaves for a, b in pairwise(node.children)]
@@ -167,27 +167,27 @@ def _families(root: _Node, lane: Lane) -> Iterator[Members]:
 
 
 @dataclass(frozen=True)
-class _Node:
+class _OrderedNode:
     """A node of a PQ tree that knows its leaves. Children are in the order of their smallest leaves as far as the tree
     allows it, so that equal trees are equal nodes."""
 
     kind: str
     leaves: Leaves
-    children: tuple[_Node, ...]
+    children: tuple[_OrderedNode, ...]
 
     @staticmethod
-    def of(structure: Any) -> _Node:
+    def of(structure: Any) -> _OrderedNode:
         kind, below = structure
         if kind == "leaf":
-            return _Node(kind, frozenset([below]), ())
-        children = tuple(map(_Node.of, below))
+            return _OrderedNode(kind, frozenset([below]), ())
+        children = tuple(map(_OrderedNode.of, below))
         if kind == "P":
             children = tuple(sorted(children, key=lambda child: min(child.leaves)))
         elif min(children[0].leaves) > min(children[-1].leaves):
             children = children[::-1]
-        return _Node(kind, frozenset().union(*(child.leaves for child in children)), children)
+        return _OrderedNode(kind, frozenset().union(*(child.leaves for child in children)), children)
 
-    def walk(self) -> Iterator[_Node]:
+    def walk(self) -> Iterator[_OrderedNode]:
         yield self
         for child in self.children:
             yield from child.walk()
@@ -199,7 +199,7 @@ Separation = tuple[int, bool]  # the lowest node above two leaves, and whether t
 class _Directions:
     """Whether each node is read forward or backward: a union-find whose edges say "same" or "opposite"."""
 
-    def __init__(self, root: _Node) -> None:
+    def __init__(self, root: _OrderedNode) -> None:
         self.nodes = list(root.walk())
         self.path_of: dict[int, list[tuple[int, int]]] = {value: [] for value in root.leaves}
         for number, node in enumerate(self.nodes):  # a path from the root down: (node, which child)

@@ -11,17 +11,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 
-class Node:
+class PQNode:
     """A node of a tree. `one` and `other` are its neighbours in the ring of a Q node, in no particular order."""
 
     __slots__ = ("one", "other", "parent")
 
     def __init__(self) -> None:
         self.parent: PNode | QNode | None = None
-        self.one: Node = self
-        self.other: Node = self
+        self.one: PQNode = self
+        self.other: PQNode = self
 
-    def listed(self) -> list[Node]:
+    def listed(self) -> list[PQNode]:
         """The children from left to right."""
         return []
 
@@ -39,30 +39,30 @@ class Node:
             self.parent = parent
         return parent
 
-    def beyond(self, neighbour: Node) -> Node:
+    def beyond(self, neighbour: PQNode) -> PQNode:
         """The neighbour that is not `neighbour`."""
         return self.other if self.one is neighbour else self.one
 
-    def relink(self, old: Node, neighbour: Node) -> None:
+    def relink(self, old: PQNode, neighbour: PQNode) -> None:
         """Replace the neighbour `old` by `neighbour`."""
         if self.one is old:
             self.one = neighbour
         else:
             self.other = neighbour
 
-    def insert(self, before: Node, after: Node) -> None:
+    def insert(self, before: PQNode, after: PQNode) -> None:
         """Go between two nodes that are neighbours."""
         before.relink(after, self)
         after.relink(before, self)
         self.one, self.other = before, after
 
-    def stand_in_for(self, old: Node) -> None:
+    def stand_in_for(self, old: PQNode) -> None:
         """Take the place of `old` between its neighbours."""
         self.one, self.other = old.one, old.other
         self.one.relink(old, self)
         self.other.relink(old, self)
 
-    def replace_by(self, node: Node) -> None:
+    def replace_by(self, node: PQNode) -> None:
         """Put `node` in the place of this one, below its parent; the top of the tree has none."""
         parent = node.parent = self.find_parent()
         if isinstance(parent, PNode):
@@ -72,7 +72,7 @@ class Node:
             node.stand_in_for(self)
 
 
-class LeafNode(Node):
+class LeafNode(PQNode):
     """The leaf with this index among the leaves of the tree."""
 
     __slots__ = ("index",)
@@ -82,38 +82,38 @@ class LeafNode(Node):
         self.index = index
 
 
-class PNode(Node):
+class PNode(PQNode):
     """Children in any order. They are the keys of a dict: removing one is quick, and results are reproducible."""
 
     __slots__ = ("children",)
     dissolved_into = None  # never: when a P node goes, its children are given their new parent one by one
 
-    def __init__(self, children: Iterable[Node]) -> None:
+    def __init__(self, children: Iterable[PQNode]) -> None:
         super().__init__()
-        self.children: dict[Node, None] = dict.fromkeys(children)
+        self.children: dict[PQNode, None] = dict.fromkeys(children)
         for child in self.children:
             child.parent = self
 
     def num_children(self) -> int:
         return len(self.children)
 
-    def listed(self) -> list[Node]:
+    def listed(self) -> list[PQNode]:
         return list(self.children)
 
-    def adopt(self, child: Node) -> None:
+    def adopt(self, child: PQNode) -> None:
         self.children[child] = None
         child.parent = self
 
 
-class QNode(Node):
+class QNode(PQNode):
     """Children in one order or its reverse: a ring with `rim`, which is no child and stands between both ends."""
 
     __slots__ = ("dissolved_into", "rim", "size")
 
-    def __init__(self, children: Iterable[Node]) -> None:
+    def __init__(self, children: Iterable[PQNode]) -> None:
         super().__init__()
         self.dissolved_into: QNode | None = None
-        self.rim = Node()
+        self.rim = PQNode()
         self.size = 0
         last = self.rim
         for child in children:
@@ -125,7 +125,7 @@ class QNode(Node):
     def num_children(self) -> int:
         return self.size
 
-    def listed(self) -> list[Node]:
+    def listed(self) -> list[PQNode]:
         children, before, node = [], self.rim, self.rim.other  # `__init__` puts the first child there
         while node is not self.rim:
             children.append(node)

@@ -21,26 +21,26 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import chain
 
-from edbatch.pq.nodes import LeafNode, Node, PNode, QNode
+from edbatch.pq.nodes import LeafNode, PNode, PQNode, QNode
 
 
 @dataclass(frozen=True, eq=False)
 class Labels:
     """The labels of the nodes from the root of a set down: full nodes; for partial nodes, full and partial children."""
 
-    root: Node
-    full: set[Node]
-    full_of: dict[Node, list[Node]]
-    partial_of: dict[Node, list[Node]]
+    root: PQNode
+    full: set[PQNode]
+    full_of: dict[PQNode, list[PQNode]]
+    partial_of: dict[PQNode, list[PQNode]]
 
 
 def label(leaves: list[LeafNode]) -> Labels | None:
     """Labels for a set of two leaves or more; None if there is no order in which it is consecutive."""
     root, touched_of = _climb(leaves)
-    nodes: list[Node] = [root]
+    nodes: list[PQNode] = [root]
     for node in nodes:  # grows while it is read: parents before children
         nodes.extend([child for child in touched_of[node] if child in touched_of])
-    full: set[Node] = set(leaves)
+    full: set[PQNode] = set(leaves)
     labels = Labels(root, full, {}, {})
     for node in reversed(nodes):
         touched = touched_of[node]
@@ -57,13 +57,13 @@ def label(leaves: list[LeafNode]) -> Labels | None:
     return labels
 
 
-def _climb(leaves: list[LeafNode]) -> tuple[Node, dict[Node, list[Node]]]:
+def _climb(leaves: list[LeafNode]) -> tuple[PQNode, dict[PQNode, list[PQNode]]]:
     """The root of a set and, for every inner node above a leaf of it, the children that are not empty.
 
     Climbs one step from each leaf in turn until only one path is left, so that few nodes above the root are visited.
     """
-    touched_of: dict[Node, list[Node]] = {}
-    climbing: list[Node] = list(leaves)
+    touched_of: dict[PQNode, list[PQNode]] = {}
+    climbing: list[PQNode] = list(leaves)
     seen, at_top = 0, 0
     while len(climbing) - seen + at_top > 1:
         node = climbing[seen]
@@ -86,7 +86,7 @@ def _longest_run(node: QNode, labels: Labels) -> int:
     """How many children in a row are not empty, with partial ones only at the ends; below the root, from one end."""
     full, partial = labels.full, labels.partial_of[node]
 
-    def run(before: Node, child: Node) -> int:
+    def run(before: PQNode, child: PQNode) -> int:
         length = 0
         while child in full:
             before, child = child, child.beyond(before)
@@ -99,7 +99,7 @@ def _longest_run(node: QNode, labels: Labels) -> int:
     return run(middle, middle.one) + 1 + run(middle, middle.other)
 
 
-def gather(labels: Labels) -> Node:
+def gather(labels: Labels) -> PQNode:
     """Change the tree so that it keeps just the orders in which the set is consecutive.
 
     Returns:
@@ -110,7 +110,7 @@ def gather(labels: Labels) -> Node:
         return root
     partial = labels.partial_of[root]
     if isinstance(root, QNode):
-        place: Node = root
+        place: PQNode = root
         target = root  # Q2, Q3
     else:
         assert isinstance(root, PNode)
@@ -130,7 +130,7 @@ def gather(labels: Labels) -> Node:
     return place
 
 
-def _take_full(node: PNode, labels: Labels) -> list[Node]:
+def _take_full(node: PNode, labels: Labels) -> list[PQNode]:
     """Leave a P node only its empty children. Returns a list with one node for all full ones, or an empty list."""
     full = labels.full_of[node]
     for child in chain(full, labels.partial_of[node]):
@@ -142,7 +142,7 @@ def _take_full(node: PNode, labels: Labels) -> list[Node]:
     return [together]
 
 
-def _dissolve(node: Node, target: QNode, inner: Node, labels: Labels) -> None:
+def _dissolve(node: PQNode, target: QNode, inner: PQNode, labels: Labels) -> None:
     """Replace `node`, a partial child of `target`, by its children; then its own partial child likewise, and so on.
 
     Args:

@@ -13,7 +13,7 @@ from itertools import chain, permutations, product
 from typing import Any, Generic, Literal, TypeVar
 
 from edbatch.errors import LeafError
-from edbatch.pq.nodes import LeafNode, Node, PNode
+from edbatch.pq.nodes import LeafNode, PNode, PQNode
 from edbatch.pq.reduction import gather, label
 
 Leaf = TypeVar("Leaf", bound=Hashable)
@@ -55,7 +55,7 @@ class PQTree(Generic[Leaf]):
             twice = next(leaf for index, leaf in enumerate(self._leaves) if self._index_of[leaf] != index)
             raise LeafError(f"leaf {twice!r} is given twice; the leaves of a PQ tree must be distinct")
         self._nodes = [LeafNode(index) for index in range(len(self._leaves))]
-        self._root: Node = self._nodes[0] if len(self._nodes) == 1 else PNode(self._nodes)
+        self._root: PQNode = self._nodes[0] if len(self._nodes) == 1 else PNode(self._nodes)
 
     def reduce(self, subset: Iterable[Leaf]) -> bool:
         """Keep only the orders in which `subset` is consecutive; False, and no change, if there is no such order.
@@ -109,7 +109,7 @@ class PQTree(Generic[Leaf]):
         [('a', 'b', 'c'), ('c', 'b', 'a')]
         """
 
-        def combine(node: Node, parts: list[list[tuple[Leaf, ...]]]) -> list[tuple[Leaf, ...]]:
+        def combine(node: PQNode, parts: list[list[tuple[Leaf, ...]]]) -> list[tuple[Leaf, ...]]:
             if isinstance(node, LeafNode):
                 return [(self._leaves[node.index],)]
             arranged: Iterable[Sequence[list[tuple[Leaf, ...]]]]
@@ -131,7 +131,7 @@ class PQTree(Generic[Leaf]):
         ('P', (('leaf', 'c'), ('leaf', 'd'), ('P', (('leaf', 'a'), ('leaf', 'b')))))
         """
 
-        def combine(node: Node, parts: list[Structure]) -> Structure:
+        def combine(node: PQNode, parts: list[Structure]) -> Structure:
             if isinstance(node, LeafNode):
                 return "leaf", self._leaves[node.index]
             return "P" if isinstance(node, PNode) else "Q", tuple(parts)
@@ -142,7 +142,7 @@ class PQTree(Generic[Leaf]):
         if len(self._leaves) > _SHOWN_LEAVES:
             return f"PQTree({len(self._leaves)} leaves)"
 
-        def combine(node: Node, parts: list[str]) -> str:
+        def combine(node: PQNode, parts: list[str]) -> str:
             if isinstance(node, LeafNode):
                 return str(self._leaves[node.index])
             inside = " ".join(parts)
@@ -150,17 +150,17 @@ class PQTree(Generic[Leaf]):
 
         return self._fold(combine)
 
-    def _preorder(self) -> Iterator[Node]:
+    def _preorder(self) -> Iterator[PQNode]:
         stack = [self._root]
         while stack:
             node = stack.pop()
             yield node
             stack.extend(reversed(node.listed()))
 
-    def _fold(self, combine: Callable[[Node, list[Folded]], Folded]) -> Folded:
+    def _fold(self, combine: Callable[[PQNode, list[Folded]], Folded]) -> Folded:
         """The result of `combine(node, results of its children)` for the root; without recursion, because trees can be
         deep."""
-        result_of: dict[Node, Folded] = {}
+        result_of: dict[PQNode, Folded] = {}
         for node in reversed(list(self._preorder())):  # children before parents
             result_of[node] = combine(node, [result_of.pop(child) for child in node.listed()])
         return result_of[self._root]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.errors import RecordingError
-from edbatch.recording.values.lazy import Lazy, Rows, reading
+from edbatch.recording.values.lazy import Lazy, Ragged, reading
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
@@ -62,7 +62,7 @@ def _type(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _ask_outside(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     values = [v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Lazy)]
-    if all(type(v) is not Rows and recorder.resolve(v).ref < 0 for v in values):
+    if all(type(v) is not Ragged and recorder.resolve(v).ref < 0 for v in values):
         with DisableTorchFunction():
             args, kwargs = pytree.tree_map_only(Lazy, lambda v: recorder.tensor_of(v.ref), (args, kwargs))
             answer = func(*args, **kwargs)
@@ -89,14 +89,14 @@ def _hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> bool:
     value = args[0]
-    if type(value) is Rows and value.ref is None:
+    if type(value) is Ragged and value.ref is None:
         return any(map(recorder.lineage.requires_grad, value.elements or ())) and value.context.grad
-    ref = value.ref if type(value) is Rows else recorder.resolve(value).ref
+    ref = value.ref if type(value) is Ragged else recorder.resolve(value).ref
     return recorder.lineage.requires_grad(ref)
 
 
 def _is_leaf(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    if type(args[0]) is not Rows and (value := recorder.resolve(args[0])).ref < 0:
+    if type(args[0]) is not Ragged and (value := recorder.resolve(args[0])).ref < 0:
         with DisableTorchFunction():
             return recorder.tensor_of(value.ref).is_leaf
     return not _requires_grad(recorder, func, args, kwargs)
@@ -110,7 +110,7 @@ def _grad_fn(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 def _grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     value = args[0]
-    is_outside = type(value) is not Rows and recorder.resolve(value).ref < 0
+    is_outside = type(value) is not Ragged and recorder.resolve(value).ref < 0
     with DisableTorchFunction():
         return recorder.tensor_of(value.ref).grad if is_outside else None
 

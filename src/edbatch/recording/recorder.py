@@ -36,7 +36,7 @@ from edbatch.recording.types.kernel_cache import Cell, Context, KernelCache
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.recording.values import ragged_functions, sums
-from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Rows, lazy, leaked
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged, lazy, leaked
 from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
@@ -227,7 +227,7 @@ class Recorder:
             raise leaked(value)
         if type(value) is PendingSum:
             return sums.record_sum(self, value)
-        if type(value) is Rows:
+        if type(value) is Ragged:
             return dense(self, value)
         return value
 
@@ -311,12 +311,12 @@ class Recorder:
             if compiled_call_of(target) is None:
                 self.plain.add(id(target))  # from now on called without this detour
             return module_call(target, *args, **kwargs)
-        if len(args) == 1 and not kwargs and type(args[0]) is Rows and is_row_wise(target, args[0].ndim - 1):
+        if len(args) == 1 and not kwargs and type(args[0]) is Ragged and is_row_wise(target, args[0].ndim - 1):
             return self.row_wise(target, args, kwargs, cell)
         return self._record(target, args, kwargs, Parts(self, is_cell=True, device=cell.device), cell)
 
     def row_wise(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
-        """A call that treats the rows of its `Rows` arguments alike: recorded as one node, whatever their number."""
+        """A call that treats the rows of its `Ragged` arguments alike: recorded as one node, whatever their number."""
         found = None if kwargs else known_rows(self, self.key_of(target), args)
         if found is not None:
             return found
@@ -324,7 +324,7 @@ class Recorder:
 
     def of_one_row(self, target: Any, args: Any, kwargs: Any, cell: Cell | None = None) -> Any:
         """Like `row_wise`, for a call whose other arguments, such as dimensions, are already those for one row."""
-        length = next(a.length for a in args if type(a) is Rows)
+        length = next(a.length for a in args if type(a) is Ragged)
         return self._record(target, args, kwargs, Parts(self, is_row_wise=True), cell, length)
 
     def _record(
@@ -379,7 +379,7 @@ class Recorder:
             first, (args, kwargs) = args[:1], self.overwritten.swapped((args, kwargs))
             if args and args[0] is not first[0] and (plain := out_of_place(func)) is not None:
                 return self.write(args[0], self.torch_function(plain, args, kwargs))
-        if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Rows:
+        if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Ragged:
             found = known_rows(self, func, (args[0], 0))
         else:
             found = known(self, func, args, kwargs)
@@ -402,7 +402,7 @@ class Recorder:
         if args and is_tensor(args[0]) and (plain := out_of_place(func)) is not None:
             return self.overwritten.write(args[0], self.torch_function(plain, args, kwargs))
         refuse(func, args, kwargs)
-        if any(type(v) is Rows for v in leaves):
+        if any(type(v) is Ragged for v in leaves):
             result = ragged_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from edbatch.errors import BatchError
 from edbatch.layout.layout import Ints, renumber, unpack
-from edbatch.recording.values.lazy import Lazy, PendingSum, Rows
+from edbatch.recording.values.lazy import Lazy, PendingSum, Ragged
 from edbatch.recording.values.ragged import check_owner, is_list
 from edbatch.spec import Spec, is_tensor
 from edbatch.torch_insides import pytree
@@ -43,7 +43,7 @@ class Value(NamedTuple):
 
     @staticmethod
     def of(value: Lazy, recorder: Recorder) -> Value:
-        if type(value) is not Rows:
+        if type(value) is not Ragged:
             value = recorder.resolve(value)
             return Value(value.kind.spec, "one", (value.ref,))
         check_owner(recorder, value)
@@ -64,7 +64,7 @@ class Group:
     is_ragged: bool = False  # each reference is of a whole stack, not of one of its rows
     needs_grad: bool = False  # set later, when it is known what takes part in backward
 
-    def pieces(self, tensor: Tensor) -> Sequence[Tensor]:
+    def parts(self, tensor: Tensor) -> Sequence[Tensor]:
         return tensor.unbind(0) if self.lengths is None else tensor.split(self.lengths)  # type: ignore[no-untyped-call]
 
     def __repr__(self) -> str:
@@ -121,18 +121,18 @@ class Results:
         is_whole = len(gathered) == 1 and len(gathered[0][0].examples) == len(values)
         if is_whole and (whole := _whole(*gathered[0], stack)) is not None:
             return whole
-        pieces = list(values)
+        parts = list(values)
         for group, tensor in gathered:
-            for i, piece in zip(group.examples, group.pieces(tensor), strict=True):
-                pieces[i] = piece
-        other = next((i for i, piece in enumerate(pieces) if not isinstance(piece, Tensor | Lazy | Value)), None)
+            for i, part in zip(group.examples, group.parts(tensor), strict=True):
+                parts[i] = part
+        other = next((i for i, part in enumerate(parts) if not isinstance(part, Tensor | Lazy | Value)), None)
         if other is not None and stack is not False:
             raise BatchError(
-                f"{self.names[j]} is a tensor for some examples and {type(pieces[other]).__name__} for example "
+                f"{self.names[j]} is a tensor for some examples and {type(parts[other]).__name__} for example "
                 f"{other}; "
                 "return one kind, or use stack=False for a list"
             )
-        return JOIN[stack](pieces, self.names[j])
+        return JOIN[stack](parts, self.names[j])
 
     def check(self, recording: Recording) -> None:
         """Raise an AssertionError that names the first leaf at fault, if there is one.
@@ -149,7 +149,7 @@ class Results:
         return f"Results({len(self.leaves)} leaves of {examples} examples, {len(self.groups)} groups)"
 
 
-LEAVES = {Lazy, Rows, PendingSum, Tensor}
+LEAVES = {Lazy, Ragged, PendingSum, Tensor}
 
 
 def _is_flat(output: Any) -> bool:
@@ -189,7 +189,7 @@ def settle(output: Any, recorder: Recorder) -> None:
     for value in output if _is_flat(output) else pytree.tree_leaves(output):
         if type(value) is PendingSum:
             recorder.resolve(value)
-        elif type(value) is Rows:
+        elif type(value) is Ragged:
             is_list(recorder, value)
 
 
@@ -248,8 +248,8 @@ def _whole(group: Group, tensor: Tensor, stack: bool | str) -> Any:
     return None
 
 
-def _stack(pieces: list[Tensor], name: str) -> Tensor:
-    shapes = {tuple(p.shape) for p in pieces}
+def _stack(parts: list[Tensor], name: str) -> Tensor:
+    shapes = {tuple(p.shape) for p in parts}
     if len(shapes) > 1:
         first, second = sorted(shapes)[:2]
         raise BatchError(
@@ -257,11 +257,11 @@ def _stack(pieces: list[Tensor], name: str) -> Tensor:
             'stacked. Use edbatch.batch(fn, stack="cat") for (rows of all examples, lengths), stack="pad" to pad with '
             "zeros, or stack=False for a list"
         )
-    return torch.stack(pieces)
+    return torch.stack(parts)
 
 
-def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
-    rows = [p if p.dim() else p.reshape(1) for p in pieces]
+def _cat(parts: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
+    rows = [p if p.dim() else p.reshape(1) for p in parts]
     if len({p.shape[1:] for p in rows}) > 1:
         raise BatchError(
             f'{name} differs between examples in more than the first dimension, so stack="cat" cannot join it; use '
@@ -270,16 +270,16 @@ def _cat(pieces: list[Tensor], name: str) -> tuple[Tensor, Tensor]:
     return torch.cat(rows), torch.tensor([p.shape[0] for p in rows], device=rows[0].device)
 
 
-def _pad(pieces: list[Tensor], name: str) -> Tensor:
-    if len({p.dim() for p in pieces}) > 1:
+def _pad(parts: list[Tensor], name: str) -> Tensor:
+    if len({p.dim() for p in parts}) > 1:
         raise BatchError(f'{name} has different numbers of dimensions; stack="pad" cannot join it, use stack=False')
-    largest = [max(sizes) for sizes in zip(*[p.shape for p in pieces], strict=True)]
+    largest = [max(sizes) for sizes in zip(*[p.shape for p in parts], strict=True)]
 
-    def padded(piece: Tensor) -> Tensor:
-        missing = [large - size for large, size in zip(largest, piece.shape, strict=True)]
-        return torch.nn.functional.pad(piece, [n for m in reversed(missing) for n in (0, m)])
+    def padded(part: Tensor) -> Tensor:
+        missing = [large - size for large, size in zip(largest, part.shape, strict=True)]
+        return torch.nn.functional.pad(part, [n for m in reversed(missing) for n in (0, m)])
 
-    return torch.stack([padded(p) for p in pieces])
+    return torch.stack([padded(p) for p in parts])
 
 
-JOIN: dict[Any, Any] = {True: _stack, "cat": _cat, "pad": _pad, False: lambda pieces, name: pieces}
+JOIN: dict[Any, Any] = {True: _stack, "cat": _cat, "pad": _pad, False: lambda parts, name: parts}

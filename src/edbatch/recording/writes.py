@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.errors import InPlaceError
-from edbatch.recording.values.lazy import Lazy, PendingSum, Rows, set_class
+from edbatch.recording.values.lazy import Lazy, PendingSum, Ragged, set_class
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
@@ -45,7 +45,9 @@ def record(recorder: Recorder, entry: Entry, parts: Parts, length: int | None) -
 
 def write(recorder: Recorder, value: Lazy, result: Any) -> Lazy:
     """`value += …` and the like: from now on the value is the result."""
-    is_like = type(result) is Rows if type(value) is Rows else isinstance(result, Lazy) and type(result) is not Rows
+    is_like = (
+        type(result) is Ragged if type(value) is Ragged else isinstance(result, Lazy) and type(result) is not Ragged
+    )
     if not is_like and isinstance(result, Lazy) and (result.shape, result.dtype) == (value.shape, value.dtype):
         raise InPlaceError(
             "rows of torch.stack and a value of a fixed number of rows are written into one another, which are kept "
@@ -74,7 +76,7 @@ def check_writable(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -
 
 
 def _reason(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -> str | None:
-    if type(value) is Rows:
+    if type(value) is Ragged:
         refs = [] if value.ref is None else [value.ref]
         refs += [] if value.whole is None else [value.whole.ref]
         is_viewed = value.is_viewed
@@ -94,7 +96,7 @@ def _reason(recorder: Recorder, value: Lazy, others: list[Lazy | None]) -> str |
 
 def _rebind(value: Any, result: Any) -> None:
     """Make a lazy value refer to what another one refers to. Calls recorded before still read the old value."""
-    if type(value) is Rows:
+    if type(value) is Ragged:
         value.ref, value.elements, value.whole, value.context = (
             result.ref,
             result.elements,

@@ -24,7 +24,7 @@ from edbatch.recording.recorder import DRAWS, Recorder
 from edbatch.recording.results import Value, structure_of
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.values.lazy import Lazy
-from edbatch.replay.piece_bank import Others, PieceBank, PieceType, Structure
+from edbatch.replay.piece_bank import Others, PieceBank, PieceType, ResultStructure
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
@@ -37,12 +37,12 @@ DERIVED = "it uses a tensor that was computed from parameters"
 class PieceRecorder(Recorder):
     """Records some examples of a mini-batch. Each has its own inputs from outside (tensors that no node computes)."""
 
-    def __init__(self, *args: Any, structures: list[Structure], **kwargs: Any):
+    def __init__(self, *args: Any, structures: list[ResultStructure], **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._structures = structures
         self.outside_starts: list[int] = []
         self.columns: list[list[int]] = []  # of each example, the numbers of the columns (arguments) that are tensors
-        self.results: list[tuple[Structure, list[Any]]] = []
+        self.results: list[tuple[ResultStructure, list[Any]]] = []
         self.changes: list[str | None] = []  # of each example, why its piece cannot be used again; None if it can
         self._random = random_state()
 
@@ -67,12 +67,12 @@ class PieceRecorder(Recorder):
         self.changes.append(DRAWS if drawn != self._random else self.changing or self._unlasting(leaves))
         return output
 
-    def _structure(self, output: Any, tree: pytree.TreeSpec, values: list[Any]) -> Structure:
+    def _structure(self, output: Any, tree: pytree.TreeSpec, values: list[Any]) -> ResultStructure:
         specs = tuple([v.spec if type(v) is Value and v.how == "one" else None for v in values])
         for known in self._structures:
             if known.specs == specs and known.tree == tree:
                 return known
-        structure = Structure(*structure_of(output), specs)
+        structure = ResultStructure(*structure_of(output), specs)
         self._structures.insert(0, structure)
         del self._structures[MAX_STRUCTURES:]
         return structure

@@ -19,7 +19,7 @@ from edbatch.recording.results import Group, Results, Value, check_structure, gr
 from edbatch.recording.types.kernel_cache import Context
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType, TypeSets
-from edbatch.replay.piece_bank import PieceBank, PieceType, Structure
+from edbatch.replay.piece_bank import PieceBank, PieceType, ResultStructure
 from edbatch.spec import Spec
 
 JoinedTypes = dict[tuple[PieceType, ...], tuple[NodeType, ...]]
@@ -126,7 +126,7 @@ def _join_types(types: tuple[PieceType, ...], joined: JoinedTypes) -> tuple[Node
 
 
 def _join_results(
-    bank: PieceBank, numbers: Ints, first: Structure, refs: Ints | None, inputs: _Inputs, shift: _Shift
+    bank: PieceBank, numbers: Ints, first: ResultStructure, refs: Ints | None, inputs: _Inputs, shift: _Shift
 ) -> Results:
     """The results of the mini-batch.
 

@@ -33,7 +33,7 @@ from edbatch.recording.program.module_watch import Watch
 from edbatch.recording.types.kernel_cache import Context
 from edbatch.replay.example_recorder import PieceRecorder, Types, cut
 from edbatch.replay.joining import JoinedTypes
-from edbatch.replay.piece_bank import PieceBank, Structure
+from edbatch.replay.piece_bank import PieceBank, ResultStructure
 from edbatch.replay.piece_differences import difference
 from edbatch.torch_insides import pytree
 from edbatch.torch_state.surroundings import inside
@@ -73,7 +73,7 @@ class World:
 
 
 @dataclass
-class Call:
+class LookUp:
     """A mini-batch: which of its examples are known, and their pieces."""
 
     world: World
@@ -90,7 +90,7 @@ class KnownExamples:
     def __init__(self, key: Callable[..., Hashable], root: nn.Module | None, *, debug: bool = False):
         self.key = key
         self.debug = debug
-        self.structures: list[Structure] = []
+        self.structures: list[ResultStructure] = []
         self.report = ""  # on the last call, for people
         self._root = root
         self._opaque: set[type] = set()  # classes of things in columns that are neither tensors nor constants
@@ -100,7 +100,7 @@ class KnownExamples:
         self._is_whole = True  # False: an interrupt came while pieces were being stored, so none of them is used
         self._lock = threading.RLock()
 
-    def look_up(self, examples: Sequence[Sequence[Any]], keywords: dict[str, Any]) -> Call | None:
+    def look_up(self, examples: Sequence[Sequence[Any]], keywords: dict[str, Any]) -> LookUp | None:
         """What is known of these examples; None when keys cannot be used and everything has to be recorded."""
         marks = _marks(keywords)
         if self._given_up or marks is None:
@@ -112,7 +112,7 @@ class KnownExamples:
         )
         return inside((self._lock,), self._look_up, keys, places, marks, keywords)
 
-    def _look_up(self, keys: list[Hashable], places: list[Place], marks: Hashable, keywords: dict[str, Any]) -> Call:
+    def _look_up(self, keys: list[Hashable], places: list[Place], marks: Hashable, keywords: dict[str, Any]) -> LookUp:
         if not self._is_whole:
             self._worlds.clear()
             self._is_whole = True
@@ -126,9 +126,9 @@ class KnownExamples:
         unknown = range(len(keys)) if self.debug else unknown
         self.report = f"key: {len(keys) - len(unknown)} of {len(keys)} examples were known"
         self.report += "".join(f"; {n} {reason}" for reason, n in reasons.items())
-        return Call(world, keys, places, unknown, bank, numbers)
+        return LookUp(world, keys, places, unknown, bank, numbers)
 
-    def take(self, call: Call, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
+    def take(self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
         bank = inside((self._lock,), self._take, call, recorder, [examples[i] for i in call.unknown])
         if bank is None:
@@ -138,7 +138,7 @@ class KnownExamples:
         self.report += "".join(f"; {n} will always be recorded: {change}" for change, n in changes.items())
         return True
 
-    def _take(self, call: Call, recorder: PieceRecorder, recorded: Sequence[Sequence[Any]]) -> PieceBank | None:
+    def _take(self, call: LookUp, recorder: PieceRecorder, recorded: Sequence[Sequence[Any]]) -> PieceBank | None:
         bank = cut(recorder, recorded, call.world.types)
         if bank is None:
             self.give_up()
@@ -198,7 +198,7 @@ class KnownExamples:
             return None
         return [tuple(map(_form, example)) for example in examples]
 
-    def _lasting(self, call: Call, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
+    def _lasting(self, call: LookUp, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
         """Which of the pieces just recorded are to be kept: the first one of each new key that can be used again."""
         first: dict[Place, int] = {}
         for piece, (i, change) in enumerate(zip(call.unknown, changes, strict=True)):
@@ -211,7 +211,7 @@ class KnownExamples:
                 first.setdefault(place, piece)
         return list(first.values())
 
-    def _keep(self, call: Call, bank: PieceBank, pieces: list[int]) -> None:
+    def _keep(self, call: LookUp, bank: PieceBank, pieces: list[int]) -> None:
         world = call.world
         numbers = world.bank.append(bank, np.array(pieces, dtype=np.int64))
         world.bank.last_used[numbers] = next(self._clock)
@@ -281,7 +281,7 @@ def _form(entry: Any) -> Hashable:
     return (type(entry), *map(mark, entry)) if all(issubclass(t, SCALARS) for t in kinds) else None
 
 
-def _put_together(call: Call, recorded: PieceBank) -> None:
+def _put_together(call: LookUp, recorded: PieceBank) -> None:
     """Give the call one bank, with the known pieces and those that were just recorded."""
     bank = PieceBank()
     is_known = np.ones(len(call.numbers), np.bool_)

@@ -37,7 +37,7 @@ class PieceType:
 
 
 @dataclass(frozen=True, eq=False)
-class Structure:
+class ResultStructure:
     """The structure of an example's result, and of its leaves the names and specs (shape, dtype, device).
 
     A leaf that is not one recorded value has no spec.
@@ -76,7 +76,7 @@ class Piece:
     types: Ints
     args: Ints
     node_types: Sequence[PieceType]
-    structure: Structure
+    structure: ResultStructure
     leaves: tuple[Any, ...]  # recorded values, tensors and plain constants
     others: Others
 
@@ -114,13 +114,13 @@ class PieceBank:
         self.is_ref: Marks = np.empty(0, np.int8)
         self.last_used: Ints = np.empty(0, np.int64)
         self.num_pieces = self.num_flat = 0
-        self.types, self.structures = Numbered[PieceType](), Numbered[Structure]()
+        self.types, self.structures = Numbered[PieceType](), Numbered[ResultStructure]()
         self.others: dict[int, Others] = {}
         self._bytes_of_others = 0
 
     @staticmethod
     def of(
-        rows: Ints, flat: Ints, is_ref: Marks, types: Sequence[PieceType], structures: Sequence[Structure]
+        rows: Ints, flat: Ints, is_ref: Marks, types: Sequence[PieceType], structures: Sequence[ResultStructure]
     ) -> PieceBank:
         """A bank of the pieces of one recording, with the types of that recording; `others` is for the caller to set.
 
@@ -191,7 +191,7 @@ class PieceBank:
             others=self.others.get(number, NO_OTHERS),
         )
 
-    def structure(self, number: int) -> Structure:
+    def structure(self, number: int) -> ResultStructure:
         from edbatch.replay.loops import STRUCTURE
 
         return self.structures.items[int(self.rows[number, STRUCTURE])]

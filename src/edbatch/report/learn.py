@@ -24,7 +24,7 @@ from edbatch.errors import PolicyError
 from edbatch.report.output import output_folder, progress_bar, say, write_files
 from edbatch.report.pictures import draw_curve, draw_machine
 from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
-from edbatch.scheduling.fsm import Fsm, State
+from edbatch.scheduling.fsm import Fsm, MachineState
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.learning import learn_policy
 from edbatch.scheduling.learning_record import Evaluation, QLearning, Training
@@ -40,7 +40,7 @@ Groups = dict[str, list[Graph]]
 
 
 @dataclass(frozen=True)
-class Settings:
+class LearnSettings:
     """What to learn from and how: the numbers and the size of mini-batches, and how long to learn."""
 
     workload: str
@@ -60,7 +60,7 @@ class Settings:
         return self.output or Path(f"{self.workload}-policy")
 
 
-def run(settings: Settings, console: Console | None = None) -> None:
+def run(settings: LearnSettings, console: Console | None = None) -> None:
     """Learns, compares with the other policies, writes policy and pictures, and says how to use them."""
     console = console or Console()
     groups = mini_batches(settings)
@@ -80,7 +80,7 @@ def run(settings: Settings, console: Console | None = None) -> None:
     say(console, f"Look at it:\n  edbatch policy show {shlex.quote(str(path))}")
 
 
-def mini_batches(settings: Settings) -> Groups:
+def mini_batches(settings: LearnSettings) -> Groups:
     """The graphs of mini-batches by group; empty groups are left out."""
     numbers = {"training": settings.graphs, "held out": settings.held_out, "unseen": settings.unseen}
     total, size = sum(numbers.values()), settings.batch_size
@@ -101,7 +101,7 @@ def mini_batches(settings: Settings) -> Groups:
     return {name: list(islice(rest, number)) for name, number in numbers.items() if number}
 
 
-def learn(settings: Settings, groups: Groups) -> Fsm:
+def learn(settings: LearnSettings, groups: Groups) -> Fsm:
     """Learns a machine, with a progress bar."""
     bound = _bound(groups["training"])
     with progress_bar("learning", settings.episodes) as update:
@@ -116,7 +116,7 @@ def learn(settings: Settings, groups: Groups) -> Fsm:
         )  # fmt: skip
 
 
-def compare(policy: Fsm, groups: Groups, settings: Settings) -> Table:
+def compare(policy: Fsm, groups: Groups, settings: LearnSettings) -> Table:
     """Batches of each policy on each group of mini-batches, against the lower bound."""
     table = Table(title=f"{settings.workload}: batches, and × the lower bound")
     table.add_column("policy")
@@ -183,7 +183,7 @@ def _new_types(policy: Fsm, groups: Groups) -> list[Hashable]:
     return list(dict.fromkeys(found))
 
 
-def _explanation(policy: Fsm, groups: Groups, settings: Settings) -> str:
+def _explanation(policy: Fsm, groups: Groups, settings: LearnSettings) -> str:
     lines = [
         f"In brackets how many mini-batches of {settings.batch_size} are summed; examples: {_source(settings)}.",
         "fsm: the machine alone. learned: the shorter of its schedule and bound greedy's.",
@@ -197,11 +197,11 @@ def _explanation(policy: Fsm, groups: Groups, settings: Settings) -> str:
     return "\n".join(lines)
 
 
-def _hidden(settings: Settings) -> str:
+def _hidden(settings: LearnSettings) -> str:
     return f" --hidden {settings.hidden}" if settings.hidden else ""
 
 
-def _source(settings: Settings) -> str:
+def _source(settings: LearnSettings) -> str:
     folder = data_folder(settings.data)
     return "generated" if folder is None or find(settings.workload).data == GENERATED else f"from {folder}"
 
@@ -240,7 +240,7 @@ def _against(batches: int, bound: int) -> str:
     return f"{counted(batches, 'batch', 'batches')} ({batches / max(bound, 1):.2f}× the bound {bound:,})"
 
 
-def _state_table(states: list[State], limit: int) -> Table:
+def _state_table(states: list[MachineState], limit: int) -> Table:
     total = max(1, sum(state.visits for state in states))
     table = Table("visits", "share", "ready", "launch")
     for column in table.columns[:2]:

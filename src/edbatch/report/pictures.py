@@ -18,7 +18,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from edbatch.report.words import MEANING_OF, SEEN_BY, counted, marks_of, rule_lines, shortened, why_no_states
-from edbatch.scheduling.fsm import Fsm, State
+from edbatch.scheduling.fsm import Fsm, MachineState
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -194,7 +194,7 @@ def _canvas(width: float, height: float, title: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _notes(policy: Fsm, states: list[State], total: int) -> list[str]:
+def _notes(policy: Fsm, states: list[MachineState], total: int) -> list[str]:
     """The text below the states: how many more there are, and what the marks mean."""
     lines = []
     rest = states[SHOWN_STATES:]
@@ -207,7 +207,7 @@ def _notes(policy: Fsm, states: list[State], total: int) -> list[str]:
     return lines + [f"{SIGN_OF[mark]}  {mark}: {MEANING_OF[mark]}" for mark in marks_of(policy.encoding)]
 
 
-def _ready_chips(state: State, colour_of: dict[Hashable, Any]) -> list[Chip]:
+def _ready_chips(state: MachineState, colour_of: dict[Hashable, Any]) -> list[Chip]:
     """As many chips as there is room for, and how many more there are."""
     chips: list[Chip] = []
     for number, (name, mark) in enumerate(state.ready):

@@ -34,7 +34,7 @@ from edbatch.workloads.registry import Workload, find
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """The options of the command; None means the value of the checkpoint, or the default."""
 
     workload: str
@@ -81,7 +81,7 @@ class Totals:
         self.seconds.update(stats.seconds)
 
 
-def run(options: Options, console: Console | None = None) -> None:
+def run(options: RunOptions, console: Console | None = None) -> None:
     """Inference on the test examples, mini-batch by mini-batch."""
     console = console or Console()
     _check_output(options.output)
@@ -107,7 +107,7 @@ def run(options: Options, console: Console | None = None) -> None:
         say(console, f"Wrote the guesses, one example a line, to {options.output}")
 
 
-def _say_known(console: Console, options: Options, totals: Totals) -> None:
+def _say_known(console: Console, options: RunOptions, totals: Totals) -> None:
     """Prints how many types of nodes a saved policy knows."""
     if options.policy and options.policy.endswith(".json"):
         known = totals.types & set(map(str, load_policy(options.policy).types))
@@ -133,7 +133,7 @@ def _infer(batched: Batched, workload: Workload, examples: Sequence[Any], size: 
     return totals
 
 
-def _checkpoint(options: Options) -> Checkpoint | None:
+def _checkpoint(options: RunOptions) -> Checkpoint | None:
     if options.checkpoint is None:
         return None
     found = checkpoints.load(options.checkpoint)
@@ -148,7 +148,7 @@ def _checkpoint(options: Options) -> Checkpoint | None:
     return found
 
 
-def _policy(options: Options) -> Policy:
+def _policy(options: RunOptions) -> Policy:
     """The policy of the options, else that of the checkpoint."""
     saved = options.checkpoint / POLICY if options.checkpoint else None
     return policy_of(options.policy or (str(saved) if saved and saved.is_file() else "learned"))
@@ -163,7 +163,7 @@ def _batched(
     return edbatch.batch(model, policy=policy, stack="cat")
 
 
-def _table(options: Options, batched: Batched, corpus: Corpus, examples: Sequence[Any], totals: Totals) -> Table:
+def _table(options: RunOptions, batched: Batched, corpus: Corpus, examples: Sequence[Any], totals: Totals) -> Table:
     seconds = sum(totals.seconds.values())
     table = Table(title=f"{options.workload}, policy {batched.policy.name}", caption=corpus.source, show_header=False)
     rows = {

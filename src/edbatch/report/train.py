@@ -23,7 +23,7 @@ from edbatch.report.words import counted
 from edbatch.scheduling.policies import Learned
 from edbatch.scheduling.schedule import Policy
 from edbatch.workloads import checkpoint as checkpoints
-from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError, Epoch, Settings
+from edbatch.workloads.checkpoint import POLICY, Checkpoint, CheckpointError, CheckpointSettings, Epoch
 from edbatch.workloads.interrupts import Interrupts
 from edbatch.workloads.one_by_one import OneByOne
 from edbatch.workloads.ranks import Ranks
@@ -35,7 +35,7 @@ GIVEN = ("hidden", "batch_size", "seed", "learning_rate", "limit", "policy")  # 
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """The options of the command; None means the value of the checkpoint, or the default of the workload."""
 
     workload: str
@@ -57,7 +57,7 @@ class Options:
         return self.output or Path(f"{self.workload}-training")
 
 
-def run(options: Options, ranks: Ranks | None = None, console: Console | None = None) -> None:
+def run(options: TrainOptions, ranks: Ranks | None = None, console: Console | None = None) -> None:
     """Trains until all epochs are done.
 
     Raises:
@@ -76,7 +76,7 @@ def run(options: Options, ranks: Ranks | None = None, console: Console | None = 
         say(console, line)
 
 
-def _train(trainer: Trainer, options: Options, console: Console) -> None:
+def _train(trainer: Trainer, options: TrainOptions, console: Console) -> None:
     with Interrupts() as interrupts:
         while len(trainer.progress.epochs) < trainer.settings.epochs:
             if not _steps(trainer, options, console, interrupts):
@@ -89,7 +89,7 @@ def _train(trainer: Trainer, options: Options, console: Console) -> None:
             say(console, _line(len(trainer.progress.epochs), epoch))
 
 
-def _steps(trainer: Trainer, options: Options, console: Console, interrupts: Interrupts) -> bool:
+def _steps(trainer: Trainer, options: TrainOptions, console: Console, interrupts: Interrupts) -> bool:
     """Runs the rest of the epoch, with a progress bar; returns whether it was completed."""
     columns = (
         "{task.description}", BarColumn(), MofNCompleteColumn(), "{task.fields[note]}", TimeRemainingColumn(),
@@ -111,7 +111,7 @@ def _show(bar: Progress, task: TaskID, trainer: Trainer, num_steps: int) -> None
     bar.update(task, total=num_steps, completed=done.step, note=note)
 
 
-def _checkpoint(options: Options) -> Checkpoint | None:
+def _checkpoint(options: TrainOptions) -> Checkpoint | None:
     """The checkpoint to go on from, if any. A new training does not overwrite a folder that has a checkpoint."""
     if options.resume:
         return checkpoints.load(options.folder)
@@ -122,12 +122,12 @@ def _checkpoint(options: Options) -> Checkpoint | None:
     return None
 
 
-def _settings(options: Options, before: Checkpoint | None) -> Settings:
+def _settings(options: TrainOptions, before: Checkpoint | None) -> CheckpointSettings:
     given = {name: getattr(options, name) for name in GIVEN if getattr(options, name) is not None}
     if before is None:
         workload = find(options.workload)
         usual = {"hidden": workload.hidden, "learning_rate": workload.learning_rate}
-        return Settings(workload.name, epochs=options.epochs or workload.epochs, **(usual | given))
+        return CheckpointSettings(workload.name, epochs=options.epochs or workload.epochs, **(usual | given))
     if before.settings.workload != options.workload:
         raise CheckpointError(f"{options.folder} holds a checkpoint of {before.settings.workload}; name that workload")
     for name, value in given.items():
@@ -142,7 +142,7 @@ def _settings(options: Options, before: Checkpoint | None) -> Settings:
     return settings
 
 
-def _policy(settings: Settings, options: Options) -> Policy:
+def _policy(settings: CheckpointSettings, options: TrainOptions) -> Policy:
     """The policy of the settings; a learned one continues with what it has learned before."""
     saved = options.folder / POLICY
     is_learned = settings.policy == Learned.name or settings.policy.endswith(".json")
@@ -163,7 +163,7 @@ def _save(trainer: Trainer, folder: Path) -> None:
         write_files(folder, {f"training.{kind}": data for kind, data in draw_training(epochs, title).items()})
 
 
-def _beginning(trainer: Trainer, options: Options) -> str:
+def _beginning(trainer: Trainer, options: TrainOptions) -> str:
     settings, corpus, done = trainer.settings, trainer.corpus, trainer.progress
     parameters = sum(p.numel() for p in trainer.model.parameters())
     text = (
@@ -186,7 +186,7 @@ def _line(number: int, epoch: Epoch) -> str:
     )
 
 
-def _ending(trainer: Trainer, options: Options) -> list[str]:
+def _ending(trainer: Trainer, options: TrainOptions) -> list[str]:
     lines = [f"Wrote {', '.join(name for name in FILES if (options.folder / name).exists())} into {options.folder}"]
     if options.one_by_one and trainer.ranks.is_first and trainer.progress.epochs:
         lines.append(_one_by_one(trainer, options.one_by_one))
@@ -207,7 +207,7 @@ def _one_by_one(trainer: Trainer, num_examples: int) -> str:
     )
 
 
-def _command(options: Options) -> str:
+def _command(options: TrainOptions) -> str:
     given = {"data": options.data, "output": options.output, "save-every": options.save_every,
              "one-by-one": options.one_by_one or None}  # fmt: skip
     flags = (f" --{name} {shlex.quote(str(value))}" for name, value in given.items() if value is not None)

@@ -20,7 +20,7 @@ from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 
 if TYPE_CHECKING:
-    from edbatch.cells.compiled import Hoisted, Part
+    from edbatch.cells.compiled import Hoisted, HoistedPart
 
 SLOTS = {Slot.ONE, Slot.SUM, Slot.MEAN, Slot.DATA}  # with other slots a node may compute several rows
 
@@ -83,7 +83,7 @@ def _hoisted(node_type: NodeType, recurrent: tuple[bool, ...]) -> Hoisted | None
     return node_type.kernel.hoisted(recurrent)
 
 
-def _ahead(whole: NodeType, part: Part) -> NodeType:
+def _ahead(whole: NodeType, part: HoistedPart) -> NodeType:
     return NodeType(
         f"{whole.name} ahead", part.kernel, tuple(whole.slots[i] for i in part.rows),
         tuple(whole.slot_specs[i] for i in part.rows), _shared(whole, part), (False,) * len(part.kernel.outputs),
@@ -97,5 +97,5 @@ def _main(whole: NodeType, both: Hoisted) -> NodeType:
     return replace(whole, kernel=part.kernel, slots=slots, slot_specs=specs, shared=_shared(whole, part))
 
 
-def _shared(whole: NodeType, part: Part) -> tuple[torch.Tensor, ...]:
-    return (*(whole.shared[i] for i in part.shared), *part.kernel.bound)
+def _shared(whole: NodeType, part: HoistedPart) -> tuple[torch.Tensor, ...]:
+    return (*(whole.shared[i] for i in part.shared), *part.kernel.enclosed)

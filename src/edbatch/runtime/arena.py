@@ -86,10 +86,10 @@ class Lease:
         """An uninitialised tensor [rows, *spec.shape]."""
         return self.reserve(spec, rows).tensor()
 
-    def reserve(self, spec: Spec, rows: int) -> Part:
+    def reserve(self, spec: Spec, rows: int) -> Span:
         """Memory for that tensor, which is made only on demand: often the address is enough."""
         buffer, begin = self.cut(spec.device, rows * _strides(spec.shape)[0] * spec.dtype.itemsize)
-        return Part(buffer, begin, spec, rows)
+        return Span(buffer, begin, spec, rows)
 
     def cut(self, device: torch.device, size: int) -> tuple[Buffer, int]:
         """So many bytes: the buffer they are in, and where they begin there."""
@@ -171,7 +171,7 @@ class Buffer:
         return self.of(dtype).as_strided((rows, *shape), _strides(shape), begin // dtype.itemsize)
 
 
-class Part(NamedTuple):
+class Span(NamedTuple):
     """A part of a buffer, from byte `begin` on, for a tensor [rows, *spec.shape]."""
 
     buffer: Buffer

@@ -32,9 +32,9 @@ class BatchedFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, execution: Execution, groups: Sequence[Group], results: list[Tensor], watch: Any, *inputs: Tensor
+        ctx: Any, execution: Execution, groups: Sequence[Group], results: list[Tensor], stopwatch: Any, *inputs: Tensor
     ) -> tuple[Tensor, ...]:
-        ctx.execution, ctx.groups, ctx.watch, ctx.inputs = execution, groups, watch, inputs
+        ctx.execution, ctx.groups, ctx.stopwatch, ctx.inputs = execution, groups, stopwatch, inputs
         # Torch then checks that nobody changed them in between, but for what cells themselves write.
         written = {memory_of(t) for node_type in execution.types for t in node_type.kernel.changes}
         ctx.save_for_backward(*[t for t in inputs if not written or memory_of(t) not in written])
@@ -54,7 +54,7 @@ class BatchedFunction(torch.autograd.Function):
         ctx.saved_tensors  # noqa: B018  (raises if one was changed)
         execution: Execution = ctx.execution
         execution.check_memory()
-        with ctx.watch("backward"):
+        with ctx.stopwatch("backward"):
             total = inside((Made(DisableAutocast),), backward, execution, ctx.groups, grads)
         gradients = [total.get(id(tensor)) for tensor in ctx.inputs]
         for i, tensor in enumerate(ctx.inputs):

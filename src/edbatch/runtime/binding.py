@@ -18,7 +18,7 @@ from torch import Tensor
 from edbatch.cells.fused.strided import Strided
 from edbatch.cells.kernel import Launch, Mask, Read
 from edbatch.layout.layout import Slot
-from edbatch.runtime.arena import CPU, Buffer, Lease, Part
+from edbatch.runtime.arena import CPU, Buffer, Lease, Span
 from edbatch.runtime.row_loops import NAMES, Total, row_kernels
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Binding:
         self.starts = execution.plan.layout.addresses.slot_begin
         self._arena_of = execution.operands.arena_of[t]
         self._held: list[Shared] = []
-        self._buffers: dict[int, tuple[Part, bool]] = {}
+        self._buffers: dict[int, tuple[Span, bool]] = {}
         self._scratch: dict[int, tuple[Buffer, int]] = {}
 
     def with_gradients(
@@ -211,7 +211,7 @@ class Binding:
         """The rows of an operand for all batches, if forward has kept them."""
         return None if slot in self._buffers else self._execution.kept[self._type].get(slot)
 
-    def _buffer(self, slot: int) -> tuple[Part, bool]:
+    def _buffer(self, slot: int) -> tuple[Span, bool]:
         """Memory for the gathered rows of an operand; whether it is kept, and so for all batches instead of for one."""
         if slot not in self._buffers:
             execution, t = self._execution, self._type

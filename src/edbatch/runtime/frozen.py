@@ -25,19 +25,19 @@ from edbatch.torch_state.surroundings import Scope
 
 
 @dataclass(frozen=True)
-class _Scope:
+class _FrozenScope:
     """The frozen tensors by identity, and what was computed from them: (form, its shared tensors) -> (form, result)."""
 
     members: dict[int, Tensor]
     versions: list[int]
-    outer: _Scope | None  # the scope around this one
+    outer: _FrozenScope | None  # the scope around this one
     made: dict[tuple[int, ...], tuple[Form, Any]] = field(default_factory=dict)
 
     @staticmethod
-    def of(model: nn.Module) -> _Scope:
+    def of(model: nn.Module) -> _FrozenScope:
         modules = modules_of([model])
         tensors = {id(t): t for t in (*parameters_of(modules), *buffers_of(modules))}
-        return _Scope(tensors, [version_of(t) for t in tensors.values()], _scope.get())
+        return _FrozenScope(tensors, [version_of(t) for t in tensors.values()], _scope.get())
 
     def end(self) -> None:
         if [version_of(t) for t in self.members.values()] != self.versions:
@@ -47,7 +47,7 @@ class _Scope:
             )
 
 
-_scope: ContextVar[_Scope | None] = ContextVar("edbatch.frozen", default=None)
+_scope: ContextVar[_FrozenScope | None] = ContextVar("edbatch.frozen", default=None)
 
 
 def frozen(model: nn.Module) -> AbstractContextManager[nn.Module, None]:
@@ -63,7 +63,7 @@ def frozen(model: nn.Module) -> AbstractContextManager[nn.Module, None]:
     ...     model(torch.ones(4, 2)).shape
     torch.Size([4, 3])
     """
-    return Scope(_scope, partial(_Scope.of, model), model)
+    return Scope(_scope, partial(_FrozenScope.of, model), model)
 
 
 def prologue(form: Form, shared: Sequence[Tensor], lease: Lease, *, trains: bool) -> Any:

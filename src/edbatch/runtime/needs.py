@@ -165,8 +165,8 @@ def with_wanted_gradients(recording: Recording) -> Recording:
 
 def _wanting(node_type: NodeType, rows: Mask, shared: Mask) -> NodeType:
     kernel = node_type.kernel
-    given = len(shared) - len(kernel.bound)
+    given = len(shared) - len(kernel.enclosed)
     now = kernel if kernel.wanting is None else kernel.wanting((*rows, *shared[:given]))
     if now is kernel:
         return node_type
-    return replace(node_type, kernel=now, shared=(*node_type.shared[:given], *now.bound))
+    return replace(node_type, kernel=now, shared=(*node_type.shared[:given], *now.enclosed))

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from edbatch.layout.layout import Layout, plan
+from edbatch.layout.layout import Layout, lay_out
 from edbatch.recording.results import Group
 from edbatch.recording.types.recording import Recording
 from edbatch.scheduling.graph import Graph
@@ -50,7 +50,7 @@ def make_plan(recording: Recording, schedule: Schedule, switches: Switches = ALL
 
         # Cells that run one by one may draw random numbers, which they do in the order of recording.
         types = recording.type_set
-        schedule = order_batches(recording.graph, schedule, fixed=types.runs_alone, only_sums=types.only_sums)
+        schedule = order_batches(recording.graph, schedule, fixed=types.are_one_by_one, only_sums=types.only_sums)
     counts, rows = recording.outside_rows
-    layout = plan(recording.graph, recording.args, recording.table, schedule, counts, rows)
+    layout = lay_out(recording.graph, recording.args, recording.table, schedule, counts, rows)
     return Plan(recording, recording.graph, schedule, layout)

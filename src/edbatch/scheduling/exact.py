@@ -23,7 +23,7 @@ Path = tuple[int, int, "Path"] | None  # (type, launched nodes, path before), sh
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SearchState:
     """Which nodes are launched and which are ready, as bits, and the launches that led there."""
 
     done: int
@@ -51,7 +51,7 @@ def shortest(graph: Graph, max_states: int) -> list[tuple[int, list[int]]]:
     """
     search = _Search(graph)
     sources = sum(1 << i for i in range(graph.num_nodes) if not search.inputs[i])
-    todo = deque([State(0, sources, None)])
+    todo = deque([SearchState(0, sources, None)])
     closed: set[int] = set()
     while todo:
         state = todo.popleft()
@@ -94,7 +94,7 @@ class _Search:
                 self.descendants[p] |= self.descendants[i] | 1 << i
                 self.height[p] = [max(pair) for pair in zip(self.height[p], self.height[i], strict=True)]
 
-    def moves(self, state: State) -> list[tuple[bool, int, int]]:
+    def moves(self, state: SearchState) -> list[tuple[bool, int, int]]:
         """Every move worth trying, as (lowers the bound, nodes launched, -type); only one if it is known to be best."""
         found = []
         for t, of_type in enumerate(self.of_type):
@@ -112,7 +112,7 @@ class _Search:
             found.append(move)
         return found
 
-    def launch(self, state: State, t: int) -> State:
+    def launch(self, state: SearchState, t: int) -> SearchState:
         batch = state.ready & self.of_type[t]
         done, ready = state.done | batch, state.ready & ~batch
         touched = 0
@@ -121,7 +121,7 @@ class _Search:
         for c in bits(touched):
             if not self.inputs[c] & ~done:
                 ready |= 1 << c
-        return State(done, ready, (t, batch, state.path))
+        return SearchState(done, ready, (t, batch, state.path))
 
 
 def _unwind(path: Path) -> list[tuple[int, list[int]]]:

@@ -33,7 +33,7 @@ MARK_NAMES = {
 }
 
 
-class State(NamedTuple):
+class MachineState(NamedTuple):
     """One state in readable form: the types it sees, what the machine launches there, how often that was learned."""
 
     ready: tuple[tuple[Hashable, str], ...]  # types and their marks
@@ -127,7 +127,7 @@ class Fsm:
             visits=np.concatenate((self.visits, other.visits[more])),
         )
 
-    def states(self) -> list[State]:
+    def states(self) -> list[MachineState]:
         """What the machine does, the most visited states first.
 
         >>> from edbatch.scheduling.learning import learn_policy
@@ -139,7 +139,7 @@ class Fsm:
         for i in np.argsort(-self.visits, kind="stable"):
             symbols = self.symbols[self.starts[i] : self.starts[i + 1]].tolist()
             ready = tuple((self.types[symbol // MARKS], marks[symbol % MARKS]) for symbol in symbols)
-            found.append(State(ready, self.types[self.actions[i]], int(self.visits[i])))
+            found.append(MachineState(ready, self.types[self.actions[i]], int(self.visits[i])))
         return found
 
     def save(self, path: str | Path) -> None:

@@ -40,7 +40,7 @@ class FileRecord(msgspec.Struct, forbid_unknown_fields=True):
     training: Training
 
 
-class Header(msgspec.Struct):
+class PolicyHeader(msgspec.Struct):
     format: str
     version: Annotated[int, msgspec.Meta(ge=1)]
 
@@ -72,7 +72,7 @@ def load_policy(path: str | Path) -> Fsm:
     path = Path(path)
     text = path.read_bytes()
     try:
-        header = msgspec.json.decode(text, type=Header)
+        header = msgspec.json.decode(text, type=PolicyHeader)
         if header.format != FORMAT:
             raise PolicyError(f"{path} says that its format is {header.format!r}, not {FORMAT!r}; give a saved policy")
         if header.version > VERSION:

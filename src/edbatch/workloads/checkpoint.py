@@ -28,7 +28,7 @@ class CheckpointError(EdbatchError, ValueError):
     """A checkpoint is missing, damaged, or belongs to another training."""
 
 
-class Settings(msgspec.Struct, frozen=True):
+class CheckpointSettings(msgspec.Struct, frozen=True):
     """What is trained, and how."""
 
     workload: str
@@ -72,7 +72,7 @@ class Progress(msgspec.Struct):
 class Checkpoint:
     """The state of a training at one moment."""
 
-    settings: Settings
+    settings: CheckpointSettings
     data: Data
     progress: Progress
     tensors: dict[str, Tensor]
@@ -92,13 +92,13 @@ class Checkpoint:
         return {key.removeprefix(prefix): value for key, value in self.tensors.items() if key.startswith(prefix)}
 
 
-class _Header(msgspec.Struct):
+class _CheckpointHeader(msgspec.Struct):
     format: str
     version: int
 
 
-class _Record(_Header):
-    settings: Settings
+class _Record(_CheckpointHeader):
+    settings: CheckpointSettings
     data: Data
     progress: Progress
 
@@ -124,7 +124,7 @@ def load(folder: Path) -> Checkpoint:
         with safetensors.safe_open(path, "pt") as file:
             text = (file.metadata() or {}).get("edbatch", "")
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        header = msgspec.json.decode(text, type=_Header)
+        header = msgspec.json.decode(text, type=_CheckpointHeader)
         if header.format != FORMAT or header.version > VERSION:
             raise CheckpointError(
                 f"{path} is {header.format!r} of version {header.version}, and this edbatch reads {FORMAT!r} up to "

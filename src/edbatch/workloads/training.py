@@ -19,7 +19,7 @@ import edbatch
 from edbatch.datasets.corpora import Corpus
 from edbatch.errors import EdbatchError
 from edbatch.scheduling.schedule import Policy
-from edbatch.workloads.checkpoint import Checkpoint, Data, Epoch, Progress, Settings
+from edbatch.workloads.checkpoint import Checkpoint, CheckpointSettings, Data, Epoch, Progress
 from edbatch.workloads.ranks import Ranks
 from edbatch.workloads.registry import Workload, WorkloadError, find
 from edbatch.workloads.sampler import mini_batches, shares
@@ -31,7 +31,7 @@ class TrainingError(EdbatchError, ArithmeticError):
     """Training cannot go on."""
 
 
-class Step(NamedTuple):
+class TrainingStep(NamedTuple):
     """A training step: its number in the epoch, how many steps there are, and the mean loss per example."""
 
     number: int
@@ -56,7 +56,7 @@ class Trainer:
 
     def __init__(
         self,
-        settings: Settings,
+        settings: CheckpointSettings,
         corpus: Corpus,
         policy: str | Policy = "learned",
         ranks: Ranks | None = None,
@@ -77,7 +77,7 @@ class Trainer:
         if self.ranks.size > 1:
             self.parallel = nn.parallel.DistributedDataParallel(self.batched)
 
-    def epoch(self) -> Iterator[Step]:
+    def epoch(self) -> Iterator[TrainingStep]:
         """Runs the rest of the present epoch, step by step; between two steps, a checkpoint may be saved."""
         number = len(self.progress.epochs)
         plan = mini_batches(len(self.corpus.train), self.settings.batch_size, self.settings.seed, number)
@@ -90,7 +90,7 @@ class Trainer:
             self.progress.loss_sum += loss * len(plan[step])
             self.progress.num_examples += len(plan[step])
             self.progress.seconds += time.perf_counter() - begin
-            yield Step(step + 1, len(plan), loss)
+            yield TrainingStep(step + 1, len(plan), loss)
 
     def end_epoch(self) -> Epoch:
         """Evaluates the model and adds the epoch to the progress."""

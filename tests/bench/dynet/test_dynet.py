@@ -24,7 +24,7 @@ def generated_data(monkeypatch):
     monkeypatch.delenv("EDBATCH_DATA", raising=False)
 
 
-def race_of(name: str) -> dynet.Race:
+def race_of(name: str) -> dynet.DyNetRace:
     """Every parameter is random, so that no initial zero or identity hides a mistake."""
     workload = find(name)
     corpus = workload.load(limit=4)
@@ -33,7 +33,7 @@ def race_of(name: str) -> dynet.Race:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(std=0.4, generator=generator)
-    return dynet.Race(dynet.load(), name, model, corpus.train)
+    return dynet.DyNetRace(dynet.load(), name, model, corpus.train)
 
 
 @needs_dynet

@@ -44,7 +44,7 @@ def test_what_is_written_in_place_is_a_further_output(function, same):
     assert (cell.writes, cell.same, len(cell.outputs)) == ((0,), same, 2)
     outs = [spec.empty(1) for spec in cell.outputs]
     form = cell.torch_ops
-    form.infer.forward.function(1, [ROW[0][None].clone()], form.prologue(cell.bound), outs, [])
+    form.infer.forward.function(1, [ROW[0][None].clone()], form.prologue(cell.enclosed), outs, [])
     torch.testing.assert_close(outs, [result[None], x[None]])
 
 

@@ -35,8 +35,8 @@ def assert_parts_equal(function, examples, recurrent, shared=()):
     ahead, main = both.ahead, both.main
     assert not any(recurrent[i] for i in ahead.rows)
     rows = columns(examples)
-    given_to = [[*(shared[i] for i in part.shared), *part.kernel.bound] for part in (ahead, main)]
-    tensors = list({id(t): t for t in (*shared, *cell.bound)}.values())
+    given_to = [[*(shared[i] for i in part.shared), *part.kernel.enclosed] for part in (ahead, main)]
+    tensors = list({id(t): t for t in (*shared, *cell.enclosed)}.values())
     assert {id(t) for given in given_to for t in given} <= {id(t) for t in tensors}
     out_grads = [torch.randn(len(examples), *s.shape, dtype=s.dtype) if s.is_float else None for s in cell.outputs]
     outs, row_grads, shared_grads = autograd(function, examples, shared, tensors, out_grads)
@@ -205,7 +205,7 @@ def test_cells_of_torch(kind):
     assert (num_products(ahead), num_products(main)) == (1, 1)
     assert len(ahead.outputs) == 1
     assert len(main.rows) == 3
-    assert table.weight is ahead.bound[0]
+    assert table.weight is ahead.enclosed[0]
 
 
 def test_sparse_lookup():

@@ -57,7 +57,7 @@ def test_compiled_random_bodies_equal_one_by_one(compiled, small_blocks, program
         found.append([*results, *[torch.zeros_like(t) if g is None else g for t, g in pairs]])
     for ours, theirs in zip(*found, strict=True):
         torch.testing.assert_close(ours.to(torch.float64), theirs.to(torch.float64), rtol=1e-8, atol=1e-8)
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
 
 
 @pytest.mark.parametrize("exact_math", [False, True])

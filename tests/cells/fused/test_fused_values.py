@@ -38,7 +38,7 @@ ODD = {
 @pytest.mark.parametrize("name", ODD)
 def test_odd_values(compiled, name):
     batched = assert_equal(edbatch.cell(ODD[name]), rows(), N)
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.int32, torch.complex64])

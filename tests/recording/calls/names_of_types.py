@@ -19,7 +19,7 @@ def names(fn, *columns, **keywords):
 
 def by_example(fn, *columns, **keywords):
     """The names of the nodes of every example, without sums at its end: those of all results are recorded last."""
-    recording = edbatch.batch(fn).pipeline.record(columns, keywords)[0]
+    recording = edbatch.batch(fn).pipeline.record_examples(columns, keywords)[0]
     found = recording.graph.type_names
     assert len(set(found)) == len(found)
     ends = [*recording.starts[1:], len(recording.types)]

@@ -78,7 +78,7 @@ BATCHED = edbatch.batch(lambda x: (BODY[-1](active.get(), values_of(x)), x)[1])
 def while_recording(function, examples=X[:1]):
     """Call a function with a recorder and values of its recording, once for each example; gives the recording."""
     BODY[:] = [function]
-    return BATCHED.pipeline.record((examples,), {})[0]
+    return BATCHED.pipeline.record_examples((examples,), {})[0]
 
 
 def general(recorder, target, args, **how):

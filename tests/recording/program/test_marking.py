@@ -216,7 +216,7 @@ def test_hooks_of_a_cell_see_every_call():
     assert "hooks" in batched.explain()
     handle.remove()
     torch.testing.assert_close(batched(X), model(X))
-    assert batched.stats.types[0].runs_alone is None
+    assert batched.stats.types[0].reason is None
 
 
 def test_buffers_written_by_a_cell_that_runs_one_by_one():
@@ -232,7 +232,7 @@ def test_buffers_written_by_a_cell_that_runs_one_by_one():
     model = edbatch.cell(Counting())
     batched = edbatch.batch(model)
     torch.testing.assert_close(batched(X), X * 2)
-    assert batched.stats.types[0].runs_alone
+    assert batched.stats.types[0].reason
     assert model.count == 5
 
 

@@ -252,12 +252,12 @@ def test_hooks(cell, batched, where, kind):
     seen.clear()
     batched(X)
     assert seen == [(DIM,)] * (2 * len(X))
-    assert all(t.runs_alone for t in batched.stats.types)
+    assert all(t.reason for t in batched.stats.types)
     handle.remove()
     seen.clear()
     torch.testing.assert_close(assert_as_one_by_one(batched, cell), before)
     assert not seen
-    assert not any(t.runs_alone for t in batched.stats.types)
+    assert not any(t.reason for t in batched.stats.types)
 
 
 @pytest.mark.parametrize("register", [register_module_forward_hook, register_module_forward_pre_hook])

@@ -16,7 +16,7 @@ X = torch.randn(4, 6, dtype=torch.float64)
 
 
 def recorded(batched, *columns):
-    return rewrite(*batched.pipeline.record(columns, {}))[0]
+    return rewrite(*batched.pipeline.record_examples(columns, {}))[0]
 
 
 @pytest.mark.parametrize("key", [None, id], ids=["recorded", "known"])

@@ -81,7 +81,7 @@ def _measure(
 ) -> dict[str, Any]:
     corpus = mini_batch.load(workload, settings.batch_size, data, settings.seed)
     hidden = mini_batch.hidden_of(workload, settings.hidden)
-    race = Race(dy, workload.name, workload.make(corpus, hidden, settings.seed), corpus.train)
+    race = DyNetRace(dy, workload.name, workload.make(corpus, hidden, settings.seed), corpus.train)
     race.check()
     advance()
     return {
@@ -91,7 +91,7 @@ def _measure(
     }
 
 
-class Race:
+class DyNetRace:
     """edbatch and DyNet on one mini-batch."""
 
     def __init__(self, dy: Any, name: str, model: nn.Module, examples: Sequence[Any]) -> None:

@@ -123,7 +123,7 @@ class OneBatch(Binding):
         self._memory: dict[int, Tensor] = {}
         form = cell.form((Read.ROWS,) * len(self.rows_of), switches)
         with torch.no_grad():
-            self.pro = form.prologue(cell.bound)
+            self.pro = form.prologue(cell.enclosed)
         self._launch = form.infer.forward.bind(self)
 
     def __call__(self) -> None:

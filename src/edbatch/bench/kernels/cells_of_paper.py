@@ -122,19 +122,19 @@ class TreeGRUInternal(nn.Module):
         return h
 
 
-class Case(NamedTuple):
+class PaperCell(NamedTuple):
     """A cell and the shapes of its arguments, both for a hidden size."""
 
     make: Callable[[int], nn.Module]
     shapes: Callable[[int], tuple[Shape, ...]]
 
 
-CELLS: dict[str, Case] = {
-    "LSTM": Case(LSTM, lambda dim: 3 * ((dim,),)),
-    "GRU": Case(GRU, lambda dim: 2 * ((dim,),)),
-    "MV": Case(MV, lambda dim: 2 * ((dim, dim), (dim,))),
-    "TreeLSTM-internal": Case(TreeLSTMInternal, lambda dim: 4 * ((dim,),)),
-    "TreeLSTM-leaf": Case(TreeLSTMLeaf, lambda dim: ((dim,),)),
-    "TreeGRU-internal": Case(TreeGRUInternal, lambda dim: 2 * ((dim,),)),
-    "TreeGRU-leaf": Case(TreeGRULeaf, lambda dim: ((dim,),)),
+CELLS: dict[str, PaperCell] = {
+    "LSTM": PaperCell(LSTM, lambda dim: 3 * ((dim,),)),
+    "GRU": PaperCell(GRU, lambda dim: 2 * ((dim,),)),
+    "MV": PaperCell(MV, lambda dim: 2 * ((dim, dim), (dim,))),
+    "TreeLSTM-internal": PaperCell(TreeLSTMInternal, lambda dim: 4 * ((dim,),)),
+    "TreeLSTM-leaf": PaperCell(TreeLSTMLeaf, lambda dim: ((dim,),)),
+    "TreeGRU-internal": PaperCell(TreeGRUInternal, lambda dim: 2 * ((dim,),)),
+    "TreeGRU-leaf": PaperCell(TreeGRULeaf, lambda dim: ((dim,),)),
 }

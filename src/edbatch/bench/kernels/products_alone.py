@@ -49,7 +49,7 @@ class Launched(NamedTuple):
 
 def launched(execution: Execution) -> list[Launched]:
     """The products of a mini-batch: of forward and, in training, of backward and the gradients of weights."""
-    programs = [_Programs(execution, t) for t in range(len(execution.types))]
+    programs = [_ProgramsOfType(execution, t) for t in range(len(execution.types))]
     batches = list(enumerate(execution.operands.batch_types))
     found = [item for p in programs for item in p.products("prologue", 1)]
     found += [item for b, t in batches for item in programs[t].products("forward", execution.sizes[b])]
@@ -63,7 +63,7 @@ def left_out(execution: Execution) -> list[str]:
     return [node_type.name for node_type in execution.types if isinstance(node_type.kernel, EagerKernel | InOrder)]
 
 
-class _Programs:
+class _ProgramsOfType:
     """The programs of a type of node that ran; kernels without a body have none."""
 
     def __init__(self, execution: Execution, t: int) -> None:
@@ -163,7 +163,7 @@ class ProductsAlone:
         found = list(found)
         for op, product in found:
             by_op.setdefault(op, []).append(product)
-        memory = {op: _Memory(products) for op, products in by_op.items()}
+        memory = {op: _ProductMemory(products) for op, products in by_op.items()}
         self.calls = [memory[op].call(product) for op, product in found]
 
     def __call__(self) -> None:
@@ -172,7 +172,7 @@ class ProductsAlone:
                 multiply(left, right, out=result)
 
 
-class _Memory:
+class _ProductMemory:
     """The operands and the result of an op, as large as its largest product needs."""
 
     def __init__(self, products: Sequence[Product]) -> None:

@@ -29,24 +29,24 @@ def stack_sums(draft: Draft, totals: Sequence[Val | None]) -> list[Val | None]:
         if op is not None and op.target == PRODUCT and all(draft.spec(v).shape[0] == 1 for v in op.args):
             groups.setdefault(op.args[1].index, []).append(value)
     now: dict[int, Val] = {}
-    pieces: dict[int, tuple[Val, int]] = {}  # an operand -> (all operands side by side, its begin)
+    parts: dict[int, tuple[Val, int]] = {}  # an operand -> (all operands side by side, its begin)
     for group in groups.values():
         if len(group) > 1:
-            _stack_group(draft, group, now, pieces)
+            _stack_group(draft, group, now, parts)
     if not now:
         return list(totals)
     for value in reached:  # operands come before what is made of them
         op = draft.op(value)
         if value.index in now or op is None:
             continue
-        if op.target == SUM and behind_views(draft, op.args[0]).index in pieces:
-            now[value.index] = _sum_of_piece(draft, op, *pieces[behind_views(draft, op.args[0]).index])
+        if op.target == SUM and behind_views(draft, op.args[0]).index in parts:
+            now[value.index] = _sum_of_part(draft, op, *parts[behind_views(draft, op.args[0]).index])
         else:
             now[value.index] = draft.add(op.replace(lambda v: now.get(v.index, v)))
     return [None if t is None else now.get(t.index, t) for t in totals]
 
 
-def _stack_group(draft: Draft, group: list[Val], now: dict[int, Val], pieces: dict[int, tuple[Val, int]]) -> None:
+def _stack_group(draft: Draft, group: list[Val], now: dict[int, Val], parts: dict[int, tuple[Val, int]]) -> None:
     lefts = [draft.op(v).args[0] for v in group]  # type: ignore[union-attr]
     right = draft.op(group[0]).args[1]  # type: ignore[union-attr]
     like = draft.spec(right)
@@ -57,11 +57,11 @@ def _stack_group(draft: Draft, group: list[Val], now: dict[int, Val], pieces: di
     for value, left in zip(group, lefts, strict=True):
         end = begin + draft.spec(left).shape[1]
         now[value.index] = draft.call(aten.slice.Tensor, product, 0, begin, end, spec=draft.spec(value))
-        pieces.setdefault(behind_views(draft, left).index, (wide, begin))
+        parts.setdefault(behind_views(draft, left).index, (wide, begin))
         begin = end
 
 
-def _sum_of_piece(draft: Draft, op: Op, wide: Val, begin: int) -> Val:
+def _sum_of_part(draft: Draft, op: Op, wide: Val, begin: int) -> Val:
     total = draft.call(SUM, wide, spec=draft.spec(wide))
     spec = draft.spec(op.args[0])
     size = math.prod(spec.shape)

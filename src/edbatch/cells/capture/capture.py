@@ -24,7 +24,7 @@ import torch
 from edbatch.cells.body.body import Body, Val
 from edbatch.cells.capture.cutting import Cutting
 from edbatch.cells.capture.fake import FakeMode
-from edbatch.cells.capture.op_recorder import InPlace, Recorder
+from edbatch.cells.capture.op_recorder import InPlace, OpRecorder
 from edbatch.cells.capture.stand_ins import Lend, Unassigned, lend_applied
 from edbatch.errors import CaptureError, RecordingError
 from edbatch.spec import Spec, is_tensor, own_rules
@@ -81,11 +81,11 @@ _LOCK = threading.RLock()  # fake tensors and decompositions are not for two thr
 
 @dataclass(frozen=True)
 class Captured:
-    """A captured function. `bound` are its enclosed tensors. `leaves` are the results in pytree order: None for a
+    """A captured function. `enclosed` are its enclosed tensors. `leaves` are the results in pytree order: None for a
     tensor, else the constant in a 1-tuple."""
 
     body: Body
-    bound: tuple[torch.Tensor, ...]
+    enclosed: tuple[torch.Tensor, ...]
     leaves: tuple[tuple[Any] | None, ...]
     tree: pytree.TreeSpec
     sparse: frozenset[int]  # shared inputs that are tables of an embedding with sparse=True
@@ -101,11 +101,11 @@ class _Trace:
 
     def __init__(self, functional: bool, cuts: Collection[int] | None = None) -> None:
         self.fake = FakeMode()
-        self.recorder = Recorder()
+        self.recorder = OpRecorder()
         self.functional = functional
         self.grad = torch.is_grad_enabled()
         self.lend = Lend(self.stand_in)
-        self.bound: dict[int, torch.Tensor] = {}
+        self.enclosed: dict[int, torch.Tensor] = {}
         self.shared: list[torch.Tensor] = []
         self.stand_ins: dict[int, torch.Tensor] = {}
         self.cutting = None if cuts is None else Cutting(cuts, self.recorder, self._leaf)
@@ -144,7 +144,7 @@ class _Trace:
             made = self.input("shared", Spec.of(tensor), tensor.stride(), tensor.requires_grad)
             self.shared.append(made)
             self.stand_ins[id(tensor)] = made
-            self.bound[id(tensor)] = tensor
+            self.enclosed[id(tensor)] = tensor
         return self.stand_ins[id(tensor)]
 
     def value(self, tensor: torch.Tensor) -> Val:
@@ -176,7 +176,7 @@ class _Trace:
         row_of = {id(given[i]): i for i in writes}
         same = tuple(row_of.get(id(t)) for t in results)
         views = self._views(given, outs, same, writes)
-        return Captured(body, tuple(self.bound.values()), constants, tree, sparse, writes, same, views, seen, ahead)
+        return Captured(body, tuple(self.enclosed.values()), constants, tree, sparse, writes, same, views, seen, ahead)
 
     def close(self) -> list[weakref.ref[torch.Tensor]]:
         """Drop all tensors. Returns weak references to them."""

@@ -31,7 +31,7 @@ MAX_WIDTH = 16  # the cuts of a node have at most so many times the elements of 
 
 
 @dataclass(frozen=True)
-class Piece:
+class CapturedPart:
     """One of the two captured parts of a cell. `rows` and `shared`: which operands and shared arguments of the cell it
     reads, in its own order."""
 
@@ -40,7 +40,7 @@ class Piece:
     shared: tuple[int, ...]
 
 
-def hoist(body: Body, again: Recapture, recurrent: Sequence[bool]) -> tuple[Piece, Piece] | None:
+def hoist(body: Body, again: Recapture, recurrent: Sequence[bool]) -> tuple[CapturedPart, CapturedPart] | None:
     """The part of a cell that can run ahead and the part that remains; None if every product depends on a recurrent
     operand, or if the body draws random numbers.
 
@@ -59,7 +59,7 @@ def hoist(body: Body, again: Recapture, recurrent: Sequence[bool]) -> tuple[Piec
     last = range(len(body.rows), len(captured.body.rows))
     results, tree = pytree.tree_flatten((None,) * len(cuts), is_leaf=lambda x: x is None)
     ahead = replace(captured, body=captured.ahead, leaves=tuple(results), tree=tree)
-    return _piece(ahead, again, ()), _piece(captured, again, last)
+    return _captured_part(ahead, again, ()), _captured_part(captured, again, last)
 
 
 def find_cuts(body: Body, seen: Collection[int], recurrent: Sequence[bool]) -> list[int]:
@@ -183,7 +183,7 @@ def _is_view(body: Body, value: int) -> bool:
     return returns is not None and any(r.alias_info is not None for r in returns.returns)
 
 
-def _piece(captured: Captured, again: Recapture, kept: Collection[int]) -> Piece:
+def _captured_part(captured: Captured, again: Recapture, kept: Collection[int]) -> CapturedPart:
     """A captured part, without the inputs that it does not need; the rows in `kept` stay."""
     body = captured.body
     live = live_values(body, body.results)
@@ -206,10 +206,10 @@ def _piece(captured: Captured, again: Recapture, kept: Collection[int]) -> Piece
         tuple(frozenset(now[i].index for i in reached if i in now) for reached in body.reach),
     )  # fmt: skip
     explicit = len(again.shared)
-    return Piece(
+    return CapturedPart(
         replace(
             captured, body=restricted.check(), ahead=None,
-            bound=tuple(captured.bound[i - explicit] for i in shared if i >= explicit),
+            enclosed=tuple(captured.enclosed[i - explicit] for i in shared if i >= explicit),
             sparse=frozenset(k for k, i in enumerate(shared) if i in captured.sparse),
         ),
         tuple(i for i in rows if i not in kept), tuple(i for i in shared if i < explicit),

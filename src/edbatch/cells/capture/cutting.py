@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from edbatch.cells.capture.op_recorder import Recorder
+from edbatch.cells.capture.op_recorder import OpRecorder
 
 
 class Cutting(TorchFunctionMode):
@@ -23,7 +23,7 @@ class Cutting(TorchFunctionMode):
     `leaf(tensor)` makes the leaf that replaces a result. `off` holds for each op that was cut at (result, leaf).
     """
 
-    def __init__(self, numbers: Collection[int], recorder: Recorder, leaf: Callable[[torch.Tensor], torch.Tensor]):
+    def __init__(self, numbers: Collection[int], recorder: OpRecorder, leaf: Callable[[torch.Tensor], torch.Tensor]):
         super().__init__()
         self.numbers, self.recorder, self.leaf = numbers, recorder, leaf
         self._depth = 0  # how many custom autograd functions we are in

@@ -27,7 +27,7 @@ class InPlace(Exception):
     """The function writes in place: it has to be captured again, with torch's functionalization."""
 
 
-class Recorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
+class OpRecorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
     """Writes down every op that reaches it, decomposed. Tensors are told apart by identity. Further inputs may be added
     at any time."""
 

@@ -18,7 +18,7 @@ from edbatch.cells.body.body import Body, Val
 from edbatch.cells.body.program import Program
 from edbatch.cells.body.rewriting import is_list_of_products, is_product
 from edbatch.cells.fused.library import blas
-from edbatch.cells.fused.loops.ranges import PIECES
+from edbatch.cells.fused.loops.ranges import RANGES
 
 aten = torch.ops.aten
 MOST = 8  # blocks of one product
@@ -82,7 +82,7 @@ def _bounds(body: Body, index: int, readers: dict[int, list[int]], soft: Collect
             if math.prod(body.spec(Val(reader)).shape) != size:
                 if op.target not in (aten.slice.Tensor, aten.select.int):
                     continue
-                begin, width = PIECES[op.target](body, op)  # type: ignore[misc]
+                begin, width = RANGES[op.target](body, op)  # type: ignore[misc]
                 at += begin
                 found |= {at, at + width}
             if (reader, at) not in seen:

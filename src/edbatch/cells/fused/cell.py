@@ -17,7 +17,7 @@ from edbatch.cells.body.split import Split, prologue
 from edbatch.cells.fused.fuser import Fused, fuse
 from edbatch.cells.fused.stack_weights import bias_apart, stack_products
 from edbatch.cells.fused.strided import Strided, StridedPrologue, is_strided, without_torch
-from edbatch.cells.kernel import Form, Memory, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Lender, Programs, Reads, Take
 from edbatch.cells.torch_ops.emit import emit
 from edbatch.spec import Spec
 
@@ -53,7 +53,7 @@ class FusedCell(BodyForm):
         return values
 
     def prologue_of_inference(
-        self, shared: Sequence[torch.Tensor], memory: Memory
+        self, shared: Sequence[torch.Tensor], memory: Lender
     ) -> tuple[torch.Tensor, ...] | tuple[Strided, ...]:
         if self._strided is None or any(t.is_neg() for t in shared):
             return self.prologue(shared, memory.take_one)

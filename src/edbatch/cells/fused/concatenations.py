@@ -31,18 +31,18 @@ def read_pieces(body: Body) -> Body:
     read = {behind_views(body, body.op(i).args[0]).index for i in products}  # type: ignore[union-attr]
     operands = [v for i in ops if body.op(i).target is aten.mm.default for v in body.op(i).args]  # type: ignore[union-attr]
     wholes = {whole.index: _pieces(body, whole) for whole in (behind_views(body, v) for v in operands)}
-    pieces: dict[int, tuple[int, int, int]] = {}  # an input -> (the concatenation it is part of, begin, end)
+    sections: dict[int, tuple[int, int, int]] = {}  # an input -> (the concatenation it is part of, begin, end)
     for whole, parts in wholes.items():
-        for piece, begin, end in parts:
-            if piece.index < len(body.rows):
-                pieces.setdefault(piece.index, (whole, begin, end))
-    if not pieces:
+        for section, begin, end in parts:
+            if section.index < len(body.rows):
+                sections.setdefault(section.index, (whole, begin, end))
+    if not sections:
         return body
     vectors = {i: parts for i, parts in wholes.items() if i in read and len(body.spec(Val(i)).shape) == 1}
     split = {i for i, parts in vectors.items() if 0 < len(parts) <= 1 + sum(p.index in read for p, _, _ in parts)}
     slices: dict[tuple[int, int, int], Val] = {}
 
-    def piece_of(draft: Draft, now: dict[int, Val], place: tuple[int, int, int]) -> Val:
+    def section_of(draft: Draft, now: dict[int, Val], place: tuple[int, int, int]) -> Val:
         if place not in slices:
             whole, begin, end = place
             like = body.spec(Val(whole))
@@ -57,17 +57,17 @@ def read_pieces(body: Body) -> Body:
         if index in products and base[0] in split:
             terms = []
             for _, begin, end in wholes[base[0]]:
-                row = view(draft, piece_of(draft, now, (base[0], begin, end)), (1, end - begin))
+                row = view(draft, section_of(draft, now, (base[0], begin, end)), (1, end - begin))
                 terms.append(draft.call(aten.mm.default, row, _rows_of(draft, op.args[1], begin, end), spec=op.spec))
             return reduce(lambda x, y: draft.call(aten.add.Tensor, x, y, spec=op.spec), terms)
         here = {
-            given.index: view(draft, piece_of(draft, now, pieces[b]), draft.spec(given).shape)
+            given.index: view(draft, section_of(draft, now, sections[b]), draft.spec(given).shape)
             for b, given in zip(base, op.operands, strict=True)
-            if b in pieces and pieces[b][0] in now
+            if b in sections and sections[b][0] in now
         }
         return draft.add(op.replace(lambda v: here.get(v.index, v)))
 
-    return walk(body, rewrite, early(body, [Val(whole) for whole, _, _ in pieces.values()]))
+    return walk(body, rewrite, early(body, [Val(whole) for whole, _, _ in sections.values()]))
 
 
 def _pieces(body: Body, value: Val) -> list[tuple[Val, int, int]]:
@@ -75,7 +75,7 @@ def _pieces(body: Body, value: Val) -> list[tuple[Val, int, int]]:
     op = body.op(value)
     if op is None or op.target is not aten.cat.default or op.args[1] != 0 or not body.is_row[value.index]:
         return []
-    ends = list(accumulate(body.spec(piece).shape[0] for piece in op.args[0]))
+    ends = list(accumulate(body.spec(section).shape[0] for section in op.args[0]))
     return list(zip(op.args[0], [0, *ends[:-1]], ends, strict=True))
 
 
@@ -99,10 +99,14 @@ def batch_pieces(body: Body) -> Body:
     for index in range(body.num_inputs, len(body.specs)):
         if is_product(body, index):
             row, weight = body.op(index).args  # type: ignore[union-attr]
-            piece = body.op(behind_views(body, row))
-            if piece is not None and piece.target is aten.slice.Tensor and len(body.spec(piece.args[0]).shape) == 1:
-                key = (piece.args[0].index, body.spec(weight).shape[1])
-                wholes.setdefault(key, {})[piece.args[2]] = index
+            section = body.op(behind_views(body, row))
+            if (
+                section is not None
+                and section.target is aten.slice.Tensor
+                and len(body.spec(section.args[0]).shape) == 1
+            ):
+                key = (section.args[0].index, body.spec(weight).shape[1])
+                wholes.setdefault(key, {})[section.args[2]] = index
     member: dict[int, tuple[int, list[int]]] = {}
     for (whole, width), products in wholes.items():
         lengths = {body.spec(body.op(i).args[0]).shape[1] for i in products.values()}  # type: ignore[union-attr]
@@ -142,10 +146,10 @@ def _one_behind_the_other(draft: Draft, weights: Sequence[Val]) -> Val:
     made, count = [draft.op(w) for w in weights], len(weights)
     turned = all(op is not None and op.target is aten.permute.default for op in made)
     parts = [op.args[0] for op in made if op is not None] if turned else list(weights)
-    pieces = [piece for part in parts for piece in _piled(draft, part)]
+    sections = [section for part in parts for section in _piled(draft, part)]
     height, across = (width, length) if turned else (length, width)
     pile = Spec((count * height, across), like.dtype, like.device)
-    piled = view(draft, draft.call(aten.cat.default, pieces, 0, spec=pile), (count, height, across))
+    piled = view(draft, draft.call(aten.cat.default, sections, 0, spec=pile), (count, height, across))
     spec = Spec((count, length, width), like.dtype, like.device)
     return draft.call(aten.permute.default, piled, (0, 2, 1), spec=spec) if turned else piled
 

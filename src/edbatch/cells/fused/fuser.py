@@ -24,7 +24,7 @@ from edbatch.cells.body.body import Body, Val
 from edbatch.cells.body.program import Place, Program
 from edbatch.cells.fused.bind_text import BindText
 from edbatch.cells.fused.library.native import compile_kernels
-from edbatch.cells.fused.loops.kernel_text import Kernel, Memory
+from edbatch.cells.fused.loops.kernel_text import GeneratedKernel, RowMemory
 from edbatch.cells.fused.loops.loops import Loops
 from edbatch.cells.fused.loops.pointwise import DTYPES
 from edbatch.cells.fused.memory import FusedMemory
@@ -96,7 +96,7 @@ class _Fuser:
         self.text = BindText()
         self.memory = FusedMemory(body, program, reads, self.phases, self.text)
         self.products = Products(self.memory, program)
-        self.kernels: list[Kernel] = []
+        self.kernels: list[GeneratedKernel] = []
         self.gradients = {  # of operands whose rows kernels find themselves: slot -> value
             slot: value.index
             for slot, value in enumerate(program.returns or ())
@@ -186,7 +186,7 @@ class _Fuser:
         target = self.text.bound(f"gradient{slot}", f"x.gradient({slot})")
         width, dtype = math.prod(spec.shape), DTYPES[spec.dtype]
         start, way = self.memory.of_slot("starts", slot), self.memory.of_slot("ways", slot)
-        loops.scatter(self.gradients.pop(slot), Memory(target, "index", width, dtype, start, way))
+        loops.scatter(self.gradients.pop(slot), RowMemory(target, "index", width, dtype, start, way))
 
     def _run(self, loops: Loops) -> None:
         if not loops.is_empty:

@@ -15,7 +15,7 @@ import torch
 from edbatch.cells.body.body import Body, Val
 from edbatch.cells.body.program import Place, Program
 from edbatch.cells.fused.bind_text import BindText
-from edbatch.cells.fused.loops.kernel_text import Memory
+from edbatch.cells.fused.loops.kernel_text import RowMemory
 from edbatch.cells.fused.loops.pointwise import DTYPES
 from edbatch.cells.fused.loops.ranges import behind_shifts
 from edbatch.cells.fused.phases import Phases
@@ -49,12 +49,12 @@ class FusedMemory:
             )
         self.blocks: dict[int, int] = {}
         self.by_address = True
-        self._addresses: dict[int, Memory] = {}
+        self._addresses: dict[int, RowMemory] = {}
         self._scratch_shapes: dict[int, tuple[int, ...]] = {}
 
     # ---- as kernels see it
 
-    def find(self, index: int) -> Memory | None:
+    def find(self, index: int) -> RowMemory | None:
         """Where a kernel finds a value; None when it computes it."""
         if index not in self._addresses:
             home, spec = self.home.get(index), self.body.specs[index]
@@ -66,28 +66,28 @@ class FusedMemory:
             self._addresses[index] = self.memory(index, home, math.prod(spec.shape), DTYPES[spec.dtype])
         return self._addresses[index]
 
-    def memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> Memory:
+    def memory(self, index: int, home: Place | str | None, width: int, dtype: str) -> RowMemory:
         if index in self.blocks and home == "scratch":
-            return Memory(self.scratch_address(index), "blocks", self.blocks[index], dtype)
+            return RowMemory(self.scratch_address(index), "blocks", self.blocks[index], dtype)
         if home == "scratch":
-            return Memory(self.scratch_address(index), "local", width, dtype)
+            return RowMemory(self.scratch_address(index), "local", width, dtype)
         if isinstance(home, Place) and home.group == "pro":
-            return Memory(self.text.bound(f"p_pro{home.number}", f"x.shared({home.number})"), "shared", width, dtype)
+            return RowMemory(self.text.bound(f"p_pro{home.number}", f"x.shared({home.number})"), "shared", width, dtype)
         if isinstance(home, Place) and home.group == "rows" and self.is_indexed(home.number):
             arena = self.text.bound(f"arena{home.number}", f"x.arena({home.number})")
-            return Memory(arena, "index", width, dtype, self.of_slot("starts", home.number))
+            return RowMemory(arena, "index", width, dtype, self.of_slot("starts", home.number))
         if isinstance(home, Place) and home.group != "rows":
             return self.own(home, width, dtype)
         if isinstance(home, Place) and self._reads[home.number] is Read.NUMBERS and dtype == "i64":
-            return Memory(self.text.bound(f"numbers{home.number}", f"x.numbers({home.number})"), "own", width, dtype)
+            return RowMemory(self.text.bound(f"numbers{home.number}", f"x.numbers({home.number})"), "own", width, dtype)
         rows = "local" if self.body.is_row[index] else "shared"
         tensor = self.tensors.assign(Val(index), f"{self.tensors.raw(Val(index))}.contiguous()", pinned=True)
-        return Memory(self.tensors.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
+        return RowMemory(self.tensors.assign(Val(index), f"{tensor}.data_ptr()", pinned=True), rows, width, dtype)
 
-    def own(self, place: Place, width: int, dtype: str) -> Memory:
+    def own(self, place: Place, width: int, dtype: str) -> RowMemory:
         """A buffer for all batches of the type, of which this batch has rows w, w + 1, …"""
         address = f"x.address({place.group!r}, {place.number})"
-        return Memory(self.text.bound(f"p_{place.group}{place.number}", address), "own", width, dtype)
+        return RowMemory(self.text.bound(f"p_{place.group}{place.number}", address), "own", width, dtype)
 
     def buffer(self, place: Place) -> str:
         return self.text.bound(f"{place.group}{place.number}", f"x.tensor({place.group!r}, {place.number})")
@@ -125,7 +125,7 @@ class FusedMemory:
         is_alike = self.body.spec(Val(last)).dtype == self.body.spec(Val(index)).dtype
         return self.places[last][0] if is_alike else None
 
-    def behind_pieces(self, index: int) -> tuple[int, int]:
+    def behind_ranges(self, index: int) -> tuple[int, int]:
         """The value that holds the elements of a slice, and where they begin in it."""
         return behind_shifts(self.body, Val(index), lambda i: i not in self._soft or not self.phases.is_view(i))
 

@@ -17,12 +17,12 @@ from edbatch.cells.body.body import VIEWS, Body, Op, Val
 from edbatch.cells.body.program import Program
 from edbatch.cells.fused.loops.outer import columns
 from edbatch.cells.fused.loops.pointwise import DTYPES, FLOATS, is_known
-from edbatch.cells.fused.loops.ranges import PIECES, behind_shifts
+from edbatch.cells.fused.loops.ranges import RANGES, behind_shifts
 from edbatch.cells.fused.loops.reductions import REDUCTIONS, is_reduction
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
-MOVES = {*PIECES, *REDUCTIONS} - {aten.view.default}  # element i depends on other elements than i
+MOVES = {*RANGES, *REDUCTIONS} - {aten.view.default}  # element i depends on other elements than i
 LONGEST_CHAIN = 4  # of ops along rows in one kernel
 
 
@@ -33,8 +33,8 @@ def is_soft(body: Body, index: int, exact_math: bool) -> bool:
         return False
     if not all(isinstance(s := body.specs[v.index], Spec) and s.dtype in DTYPES for v in op.operands):
         return False
-    if op.target in PIECES:
-        return PIECES[op.target](body, op) is not None
+    if op.target in RANGES:
+        return RANGES[op.target](body, op) is not None
     if op.target in REDUCTIONS:
         return is_reduction(body, op, exact_math)
     size = math.prod(spec.shape)

@@ -17,7 +17,7 @@ from edbatch.cells.body.program import Place, Program
 from edbatch.cells.body.rewriting import is_product
 from edbatch.cells.fused.blocks import find_blocks
 from edbatch.cells.fused.library import blas
-from edbatch.cells.fused.loops.kernel_text import Memory
+from edbatch.cells.fused.loops.kernel_text import RowMemory
 from edbatch.cells.fused.memory import FusedMemory
 from edbatch.cells.fused.row_products import Matrix, find_row_products
 
@@ -64,8 +64,8 @@ class Products:
         self._wait_for(row)
         if len(self._waiting) == blas.MOST_PRODUCTS:
             self.emit_waiting()
-        count, length, step, per_piece = self._pieces(index, op)
-        base, offset = self._memory.behind_pieces(row)
+        count, length, step, per_piece = self._parts_of_rows(index, op)
+        base, offset = self._memory.behind_ranges(row)
         memory = None if base in self._memory.blocks else self._memory.find(base)
         if memory is None or count > blas.MOST_BLOCKS // blas.MOST_PRODUCTS:
             return False
@@ -119,14 +119,14 @@ class Products:
         columns = self._body.spec(op.args[1]).shape[-1]
         return columns // self._memory.blocks.get(index, columns)
 
-    def _pieces(self, index: int, op: Op) -> tuple[int, int, int, int]:
+    def _parts_of_rows(self, index: int, op: Op) -> tuple[int, int, int, int]:
         """Of an op as a batched product: the number of single products, the length of the slice of a row that each
         reads, the distance from one slice to the next, and how many products read the same slice."""
         *counts, length, _ = self._body.spec(op.args[1]).shape
         count = self._num_blocks(index, op)
         return (counts[0] * count, length, length, count) if counts else (count, length, 0, 1)
 
-    def _operand(self, base: int, memory: Memory) -> list[str]:
+    def _operand(self, base: int, memory: RowMemory) -> list[str]:
         """Where the rows of a value lie: the first fields of `Product` in `_blas.c`."""
         if memory.rows != "index":
             return [blas.ROWS[memory.rows], memory.name, *["0"] * 4]
@@ -158,7 +158,7 @@ class Products:
 
     def emit_blocks(self, index: int, op: Op) -> None:
         """A product as blocks of columns, or several of one shape as one batched product, by torch; see `blocks`."""
-        count, length, step, per_piece = self._pieces(index, op)
+        count, length, step, per_piece = self._parts_of_rows(index, op)
         assert per_piece == 1 or step == 0, "see `blocks`"
         blocks = self._memory.tensors.raw(op.args[1])
         if step == 0:
@@ -174,7 +174,7 @@ class Products:
     def _spread(self, row: Val, count: int, length: int, step: int) -> str:
         """Slices of rows, `step` elements apart, as [count, B, length], if possible without a copy."""
         memory = self._memory
-        base, begin = memory.behind_pieces(row.index)
+        base, begin = memory.behind_ranges(row.index)
         home = memory.home.get(base)
         if base in memory.blocks or home is None or (isinstance(home, Place) and home.group in ("rows", "pro")):
             if step:

@@ -119,11 +119,11 @@ def _in_order(shape: Sequence[int]) -> list[int]:
     return strides[::-1]
 
 
-def cat(pieces: Sequence[Strided], dim: int, out: Strided) -> Strided:
+def cat(parts: Sequence[Strided], dim: int, out: Strided) -> Strided:
     begin = 0
-    for piece in pieces:
-        piece.copy_to(out.narrow(dim, begin, piece.shape[dim]))
-        begin += piece.shape[dim]
+    for part in parts:
+        part.copy_to(out.narrow(dim, begin, part.shape[dim]))
+        begin += part.shape[dim]
     return out
 
 

@@ -11,35 +11,35 @@ from typing import Any
 import torch
 
 from edbatch.cells.body.body import Across, Op
-from edbatch.cells.torch_ops.rule_types import Code, Names, Rule
+from edbatch.cells.torch_ops.rule_types import Code, OperandNames, Rule
 
 aten = torch.ops.aten
 TOGETHER = 32  # how many rows one product takes; measured: fewer are slower, more need memory
 
 
-def _sum_rows(n: Names, op: Op) -> Code:
+def _sum_rows(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.row(op.args[0])}.sum(0)")
 
 
-def _take_sum(n: Names, op: Op) -> Code:
+def _take_sum(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.object(dict.__getitem__)}(sums, {op.args[0]})")
 
 
-def _times_rows(n: Names, op: Op) -> Code:
+def _times_rows(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.object(torch.mul)}({n.raw(op.args[0])}, B)")
 
 
-def _sum_products(n: Names, op: Op) -> Code:
+def _sum_products(n: OperandNames, op: Op) -> Code:
     a, b = op.args
     left, right = n.flat(a, n.spec(a).shape[1]), n.flat(b, n.spec(b).shape[1])
     return Code(f"{n.object(torch.mm)}({left}.t(), {right})")
 
 
-def _sum_batched_products(n: Names, op: Op) -> Code:
+def _sum_batched_products(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.object(torch.einsum)}('bhmk,bhkn->hmn', {n.row(op.args[0])}, {n.row(op.args[1])})")
 
 
-def _sum_matrix_products(n: Names, op: Op) -> Code:
+def _sum_matrix_products(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.object(sum_of_products)}({n.row(op.args[0])}, {n.row(op.args[1])})")
 
 
@@ -54,7 +54,7 @@ def sum_of_products(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return total.sum(0)
 
 
-def _sum_embedded(n: Names, op: Op) -> Code:
+def _sum_embedded(n: OperandNames, op: Op) -> Code:
     grad, index, size, padding = op.args
     width = n.spec(grad).shape[-1]
     at = f"{n.row(index)}.reshape(-1)"
@@ -63,7 +63,7 @@ def _sum_embedded(n: Names, op: Op) -> Code:
     )
 
 
-def _sparse_embedded(n: Names, op: Op) -> Code:
+def _sparse_embedded(n: OperandNames, op: Op) -> Code:
     grad, index, size, padding = op.args
     width = n.spec(grad).shape[-1]
     at = f"{n.row(index)}.reshape(-1)"
@@ -76,7 +76,7 @@ def sparse_rows(grad: torch.Tensor, index: torch.Tensor, size: int, padding: int
     return torch.sparse_coo_tensor(index.clone().unsqueeze(0), grad, (size, grad.shape[1]), check_invariants=False)
 
 
-def _sum_put(n: Names, op: Op) -> Code:
+def _sum_put(n: OperandNames, op: Op) -> Code:
     target, indices, values = op.args
     at = ", ".join(f"{n.every(i)}.reshape(-1)" for i in indices)
     rest = n.spec(target).shape[len(indices) :]

@@ -15,7 +15,7 @@ from edbatch.cells.body.body import Body
 from edbatch.cells.body.form import BodyForm
 from edbatch.cells.body.program import Emitted
 from edbatch.cells.body.split import Split, inference, prologue, split
-from edbatch.cells.kernel import Form, Memory, Programs, Take
+from edbatch.cells.kernel import Form, Lender, Programs, Take
 from edbatch.cells.tensor_programs import TensorBackward, TensorForward
 from edbatch.cells.torch_ops.emit import emit
 from edbatch.cells.torch_ops.rules import has_rules
@@ -42,7 +42,7 @@ class TorchCell(BodyForm):
         values: tuple[torch.Tensor, ...] = self._prologue.function([t.detach() for t in shared], take)
         return values
 
-    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Memory) -> tuple[torch.Tensor, ...]:
+    def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Lender) -> tuple[torch.Tensor, ...]:
         return self.prologue(shared, memory.take_one)
 
     def give_up(self) -> Form | None:

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 
 from edbatch.cells.body.body import Op, Val
-from edbatch.cells.torch_ops.rule_types import Code, Names
+from edbatch.cells.torch_ops.rule_types import Code, OperandNames
 
 
-def mm(n: Names, op: Op) -> Code:
+def mm(n: OperandNames, op: Op) -> Code:
     a, b = op.args
     (m, k), (_, width) = n.spec(a).shape, n.spec(b).shape
     if n.is_row(a) and n.is_row(b):
@@ -28,7 +28,7 @@ def mm(n: Names, op: Op) -> Code:
     return Code(f"{n.object(torch.bmm)}({n.raw(a)}.expand(B, {m}, {k}), {n.row(b)})", out="out")
 
 
-def _two_rows(n: Names, a: Val, b: Val) -> Code:
+def _two_rows(n: OperandNames, a: Val, b: Val) -> Code:
     """The product of two matrices that both differ per row. BLAS is slow with vectors: a matrix times a column takes
     four to eight times as long as a line times the transposed matrix, an outer product three times as long as by
     broadcasting.
@@ -45,7 +45,7 @@ def _flat(lines: int, width: int) -> tuple[Any, ...]:
     return (width,) if lines == 1 else ("flat", width)
 
 
-def addmm(n: Names, op: Op) -> Code | None:
+def addmm(n: OperandNames, op: Op) -> Code | None:
     bias, a, b = op.args
     (m, k), width = n.spec(a).shape, n.spec(b).shape[1]
     shape = n.spec(bias).shape
@@ -65,15 +65,15 @@ def addmm(n: Names, op: Op) -> Code | None:
     return None
 
 
-def bmm(n: Names, op: Op) -> Code:
+def bmm(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.object(torch.matmul)}({', '.join(n.raw(v) for v in op.args)})", out="out")
 
 
-def embedding(n: Names, op: Op) -> Code | None:
+def embedding(n: OperandNames, op: Op) -> Code | None:
     return _lookup(n, op.args[0], op.args[1])
 
 
-def _lookup(n: Names, table: Val, index: Val) -> Code | None:
+def _lookup(n: OperandNames, table: Val, index: Val) -> Code | None:
     if n.is_row(table) or len(n.spec(table).shape) != 2 or not n.is_row(index):
         return None
     count = math.prod(n.spec(index).shape)
@@ -82,7 +82,7 @@ def _lookup(n: Names, table: Val, index: Val) -> Code | None:
     return Code(f"{n.object(torch.index_select)}({n.raw(table)}, 0, {at})", form=_flat(count, width), out="out")
 
 
-def index_select(n: Names, op: Op) -> Code | None:
+def index_select(n: OperandNames, op: Op) -> Code | None:
     x, dim, index = op.args
     if n.is_row(index) or not n.spec(x).shape:
         return _lookup(n, x, index) if dim == 0 and len(n.spec(index).shape) == 1 else None
@@ -91,7 +91,7 @@ def index_select(n: Names, op: Op) -> Code | None:
     )
 
 
-def index(n: Names, op: Op) -> Code | None:
+def index(n: OperandNames, op: Op) -> Code | None:
     x, indices = op.args
     if n.is_row(x) or any(i is None for i in indices):
         return None

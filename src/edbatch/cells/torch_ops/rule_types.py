@@ -1,8 +1,8 @@
 """What batching rules are made of. A rule says how an op of a body, written for one example, runs on a whole batch.
 
-In: an op, and `Names`, which the rule asks for its operands. Out: a `Code`, the text of a call. Here are also the rules
-for whole families of ops, such as the elementwise ones. In code, a value that differs between rows has a further first
-dimension B; a shared value has not.
+In: an op, and `OperandNames`, which the rule asks for its operands. Out: a `Code`, the text of a call. The rules for
+whole families of ops, such as the elementwise ones, are here too. In code, a value that differs between rows has a
+further first dimension B; a shared value has not.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Code:
         return f"{(self.into or self.text)[:-1]}, {self.out}={destination})"
 
 
-class Names(Protocol):
+class OperandNames(Protocol):
     """What a rule may ask: names and shapes of operands; see `tensors.Tensors`."""
 
     def is_row(self, value: Val) -> bool: ...
@@ -58,25 +58,25 @@ class Names(Protocol):
     def object(self, thing: Any) -> str: ...
 
 
-Rule = Callable[[Names, Op], Code | None]
+Rule = Callable[[OperandNames, Op], Code | None]
 
 
-def call(n: Names, function: Any, *args: Any, **kwargs: Any) -> Code:
-    """A plain call; its arguments are texts (wrapped in `Text`), values or constants."""
-    texts = [a.text if isinstance(a, Text) else n.raw(a) for a in args]
-    texts += [f"{k}={v.text if isinstance(v, Text) else n.raw(v)}" for k, v in kwargs.items()]
+def call(n: OperandNames, function: Any, *args: Any, **kwargs: Any) -> Code:
+    """A plain call; its arguments are texts (wrapped in `Verbatim`), values or constants."""
+    texts = [a.text if isinstance(a, Verbatim) else n.raw(a) for a in args]
+    texts += [f"{k}={v.text if isinstance(v, Verbatim) else n.raw(v)}" for k, v in kwargs.items()]
     return Code(f"{n.object(function)}({', '.join(texts)})")
 
 
 @dataclass(frozen=True)
-class Text:
+class Verbatim:
     text: str
 
 
 def pointwise(function: Any, out: str | None = None, into: Any = None) -> Rule:
     """The rule of an elementwise op: rows of lower rank get dimensions of size one after B."""
 
-    def rule(n: Names, op: Op) -> Code:
+    def rule(n: OperandNames, op: Op) -> Code:
         rank = max((len(n.spec(v).shape) for v in op.operands), default=0)
 
         def operand(tree: Any) -> str:
@@ -95,13 +95,13 @@ def pointwise(function: Any, out: str | None = None, into: Any = None) -> Rule:
 def along(function: Any, place: int = 1, out: str | None = None) -> Rule:
     """The rule of an op along dimensions that are its argument at `place`: they are shifted by one."""
 
-    def rule(n: Names, op: Op) -> Code | None:
+    def rule(n: OperandNames, op: Op) -> Code | None:
         rank = len(n.spec(op.args[0]).shape)
         dims = op.args[place] if len(op.args) > place else None
         if rank == 0 or dims is None or dims == ():
             return None
         shifted = tuple(d % rank + 1 for d in dims) if isinstance(dims, tuple) else dims % rank + 1
-        args = [Text(n.every(a)) if isinstance(a, Val) else a for a in op.args]
+        args = [Verbatim(n.every(a)) if isinstance(a, Val) else a for a in op.args]
         args[place] = shifted
         code = call(n, function, *args, **dict(op.kwargs))
         return Code(code.text, out=out)
@@ -122,14 +122,14 @@ def leading(
     `fixed` places must be shared; the op reads those at `dense` places as if they were contiguous.
     """
 
-    def rule(n: Names, op: Op) -> Code | None:
+    def rule(n: OperandNames, op: Op) -> Code | None:
         if any(isinstance(op.args[p], Val) and n.is_row(op.args[p]) for p in fixed):
             return None
-        args = [Text(n.every(a)) if isinstance(a, Val) and p not in fixed else a for p, a in enumerate(op.args)]
+        args = [Verbatim(n.every(a)) if isinstance(a, Val) and p not in fixed else a for p, a in enumerate(op.args)]
         for p in dense:
-            args[p] = Text(f"{args[p].text}.contiguous()")
+            args[p] = Verbatim(f"{args[p].text}.contiguous()")
         if sizes is not None:
-            args[sizes] = Text(f"({', '.join(['B', *map(str, op.args[sizes])])},)")
+            args[sizes] = Verbatim(f"({', '.join(['B', *map(str, op.args[sizes])])},)")
         if dim is not None:
             rank = len(op.args[sizes]) if sizes is not None else len(n.spec(op.args[0]).shape)
             args[dim] = op.args[dim] % rank + 1
@@ -138,7 +138,7 @@ def leading(
     return rule
 
 
-def by_vmap(n: Names, op: Op) -> Code:
+def by_vmap(n: OperandNames, op: Op) -> Code:
     if op.is_random or not op.operands:
         raise CaptureError(f"no rule for {op.name}")
     levels = tuple(0 if n.is_row(v) else None for v in op.operands)

@@ -18,7 +18,17 @@ from edbatch.cells.body.body import Across, Body, Op, Val, constant
 from edbatch.cells.body.program import Program
 from edbatch.cells.torch_ops import products
 from edbatch.cells.torch_ops.across import ACROSS
-from edbatch.cells.torch_ops.rule_types import Code, Names, Rule, Text, along, by_vmap, call, leading, pointwise
+from edbatch.cells.torch_ops.rule_types import (
+    Code,
+    OperandNames,
+    Rule,
+    Verbatim,
+    along,
+    by_vmap,
+    call,
+    leading,
+    pointwise,
+)
 from edbatch.spec import Spec
 from edbatch.torch_insides.ops import log_softmax, softmax
 
@@ -26,12 +36,12 @@ aten = torch.ops.aten
 USUAL = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.bool}  # all kernels take them
 
 
-def batched(n: Names, op: Op) -> Code:
+def batched(n: OperandNames, op: Op) -> Code:
     """The code of an op whose result differs between rows."""
     return _ruled(n, op) or by_vmap(n, op)
 
 
-def _ruled(n: Names, op: Op) -> Code | None:
+def _ruled(n: OperandNames, op: Op) -> Code | None:
     rule = RULES.get(op.target)
     if rule is None and torch.Tag.pointwise in getattr(op.target, "tags", ()):
         rule = pointwise(op.target)
@@ -85,7 +95,7 @@ class _NoNames:
         return ""
 
 
-def shared(n: Names, op: Op) -> Code:
+def shared(n: OperandNames, op: Op) -> Code:
     """The code of an op whose result is the same for all rows: the op as it is, or a sum across rows."""
     if isinstance(op.target, Across):
         code = ACROSS[op.target](n, op)
@@ -102,21 +112,21 @@ def shared(n: Names, op: Op) -> Code:
     return call(n, op.target, *op.args, **dict(op.kwargs))
 
 
-def _permute(n: Names, op: Op) -> Code:
+def _permute(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.row(op.args[0])}.permute({', '.join(map(str, (0, *(d + 1 for d in op.args[1]))))})", view=True)
 
 
-def _expand(n: Names, op: Op) -> Code:
+def _expand(n: OperandNames, op: Op) -> Code:
     shape = n.spec(op.args[0]).shape
     padded = n.row(op.args[0], (1,) * (len(op.args[1]) - len(shape)) + shape)
     return Code(f"{padded}.expand({', '.join(['B', *map(str, op.args[1])])})", view=True)
 
 
-def _slice(n: Names, op: Op) -> Code:
+def _slice(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.row(op.args[0])}{_range(n, op, 1)}", view=True)
 
 
-def _range(n: Names, op: Op, before: int) -> str:
+def _range(n: OperandNames, op: Op, before: int) -> str:
     """The index, such as [:, 2:5], for a slice of a tensor with `before` dimensions before those of the operand."""
     given: list[Any] = [*op.args[1:], *(0, None, None, 1)[len(op.args) - 1 :]]
     shape = n.spec(op.args[0]).shape
@@ -127,27 +137,27 @@ def _range(n: Names, op: Op, before: int) -> str:
     return f"[{':, ' * (dim + before)}{start or 0}:{'' if stop is None else stop}:{step}]"
 
 
-def _select(n: Names, op: Op) -> Code:
+def _select(n: OperandNames, op: Op) -> Code:
     rank = len(n.spec(op.args[0]).shape)
     return Code(f"{n.row(op.args[0])}.select({op.args[1] % rank + 1}, {op.args[2]})", view=True)
 
 
-def _cat(n: Names, op: Op) -> Code:
+def _cat(n: OperandNames, op: Op) -> Code:
     items = ", ".join(n.every(v) for v in op.args[0])
     return Code(f"{n.object(torch.cat)}(({items},), {op.args[1] + 1})", out="out")
 
 
-def _item(n: Names, op: Op) -> Code:
+def _item(n: OperandNames, op: Op) -> Code:
     return Code(f"{n.raw(op.args[0])}[{op.args[1]}]", view=True)
 
 
-def _to_copy(n: Names, op: Op) -> Code:
+def _to_copy(n: OperandNames, op: Op) -> Code:
     kwargs = ", ".join(f"{k}={n.raw(v)}" for k, v in op.kwargs)
     return Code(f"{n.row(op.args[0])}.to({kwargs})")
 
 
 def _arg(function: Any) -> Rule:
-    def rule(n: Names, op: Op) -> Code | None:
+    def rule(n: OperandNames, op: Op) -> Code | None:
         if len(op.args) > 1 and op.args[1] is not None:
             return along(function)(n, op)
         flat = n.row(op.args[0], (math.prod(n.spec(op.args[0]).shape),))
@@ -157,18 +167,18 @@ def _arg(function: Any) -> Rule:
     return rule
 
 
-def _random(n: Names, op: Op) -> Code:
-    args = [Text(n.every(a)) if isinstance(a, Val) else a for a in op.args]
+def _random(n: OperandNames, op: Op) -> Code:
+    args = [Verbatim(n.every(a)) if isinstance(a, Val) else a for a in op.args]
     if not op.operands:
-        args[_SIZE_AT[op.target]] = Text(f"({', '.join(['B', *map(str, op.args[_SIZE_AT[op.target]])])},)")
+        args[_SIZE_AT[op.target]] = Verbatim(f"({', '.join(['B', *map(str, op.args[_SIZE_AT[op.target]])])},)")
     return call(n, op.target, *args, **dict(op.kwargs))
 
 
-def _gelu_backward(n: Names, op: Op) -> Code | None:
+def _gelu_backward(n: OperandNames, op: Op) -> Code | None:
     """Elementwise, but without torch's broadcasting."""
     if all(map(n.is_row, op.operands)):
         return pointwise(op.target, "grad_input", aten.gelu_backward.grad_input)(n, op)
-    return call(n, op.target, *[Text(n.every(a)) if isinstance(a, Val) else a for a in op.args], **dict(op.kwargs))
+    return call(n, op.target, *[Verbatim(n.every(a)) if isinstance(a, Val) else a for a in op.args], **dict(op.kwargs))
 
 
 _OUT = {

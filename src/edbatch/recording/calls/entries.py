@@ -62,7 +62,7 @@ class Entry:
         marks = tuple([object() for _ in kinds])
         shape = node_type.kernel.unflatten(list(marks))
         is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
-        # The number of outputs, if they are one value or a plain tuple of values, none of them `Rows`; else 0.
+        # The number of outputs, if they are one value or a plain tuple of values, none of them `Ragged`; else 0.
         self.simple = 0 if any(node_type.per_row) else 1 if (shape,) == marks else len(marks) if is_tuple else 0
 
     def outputs(self, node: int, length: int | None = None) -> Any:
@@ -112,7 +112,7 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
         kernel, slots, rows = in_order(kernel), (*slots, Slot.ONE), (*rows, TURN)
     per_row = (parts.is_row_wise,) * len(kernel.outputs)
     is_view = any(target is function for function in VIEWING)
-    return NodeType(name, kernel, slots, rows, (*parts.shared, *kernel.bound), per_row, is_view)
+    return NodeType(name, kernel, slots, rows, (*parts.shared, *kernel.enclosed), per_row, is_view)
 
 
 def _kernel(
@@ -125,14 +125,14 @@ def _kernel(
 ) -> Kernel:
     """The kernel of a signature, from the cache of earlier calls or captured now."""
     shared = tuple(Spec.of(t) for t in parts.shared)
-    alone = "it draws from a generator of its own, row by row" if parts.generators else None
+    reason = "it draws from a generator of its own, row by row" if parts.generators else None
 
     def found() -> Kernel:
         active.set(None)
         plain_loop.set(True)  # a batched function that a cell calls is a plain loop
         recorder.suspended, recorder.sums_grow_in = True, None
         key = lasting_key(parts.key, parts.shared), rows, shared, recorder.context
-        return recorder.kernels.kernel(function, rows, shared, key, target, cell, alone)
+        return recorder.kernels.kernel(function, rows, shared, key, target, cell, reason)
 
     try:
         return inside((Surroundings(active, plain_loop), Undrawn(*parts.generators)), found)

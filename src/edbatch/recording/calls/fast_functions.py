@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from edbatch.layout.layout import Slot
-from edbatch.recording.values.lazy import Lazy, Rows
+from edbatch.recording.values.lazy import Lazy, Ragged
 from edbatch.recording.values.ragged_functions import NAME_OF_REDUCTION, is_over_rows, reduce
 from edbatch.spec import float_bits
 
@@ -37,7 +37,7 @@ def known(recorder: Recorder, func: Callable[..., Any], args: tuple[Any, ...], k
         if type(a) is Lazy:  # as in `_take`, without calling it
             key.append(a.kind)
             flat.append(a.ref)
-        elif type(a) is Rows:
+        elif type(a) is Ragged:
             return None if kwargs else known_rows(recorder, func, args)
         elif not _take(a, key, flat, are_data=func in ARITHMETIC):
             return None
@@ -80,7 +80,7 @@ def known_rows(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
         return None
     reduction = NAME_OF_REDUCTION.get(func)
     if reduction is not None:
-        if type(args[0]) is not Rows or not is_over_rows(reduction, *args):
+        if type(args[0]) is not Ragged or not is_over_rows(reduction, *args):
             return None
         found = reduce(recorder, reduction, args[0])
         return None if found is NotImplemented else found
@@ -88,7 +88,7 @@ def known_rows(recorder: Recorder, func: Any, args: tuple[Any, ...]) -> Any:
     flat = []
     length = None
     for a in args:
-        if type(a) is Rows and a.ref is not None and length in (None, a.length):
+        if type(a) is Ragged and a.ref is not None and length in (None, a.length):
             key += (a.kind, Slot.ROWS)
             length = a.length
         elif type(a) is Lazy:

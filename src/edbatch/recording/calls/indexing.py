@@ -17,7 +17,7 @@ from edbatch.cells.capture.op_recorder import plain
 from edbatch.errors import ValueReadError
 from edbatch.recording.calls.entries import VIEWING
 from edbatch.recording.calls.signature import Parts
-from edbatch.recording.values.lazy import Lazy, Rows, lazy
+from edbatch.recording.values.lazy import Lazy, Ragged, lazy
 from edbatch.recording.values.ragged import check_owner
 from edbatch.recording.values.ragged_functions import is_index_of_rows
 from edbatch.spec import Spec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     """`value[key]`. Integers, also lazy ones, are operands; slices, lists, None and … belong to the type."""
-    if type(value) is Rows:
+    if type(value) is Ragged:
         check_owner(recorder, value)
         index = key if isinstance(key, tuple) else (key,)
         if len(index) == 1 and type(index[0]) is int and value.elements is not None and _is_element(recorder, value):
@@ -51,7 +51,7 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
 
 
-def _is_element(recorder: Recorder, rows: Rows) -> bool:
+def _is_element(recorder: Recorder, rows: Ragged) -> bool:
     """Whether an element of rows may be the stacked value itself; not under no_grad, if that has a gradient."""
     is_with_grad = rows.context.grad and recorder.context.grad
     return is_with_grad or not any(map(recorder.lineage.requires_grad, rows.elements or ()))

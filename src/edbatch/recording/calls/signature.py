@@ -21,7 +21,7 @@ from torch import nn
 from edbatch.errors import RecordingError
 from edbatch.layout.layout import Slot
 from edbatch.recording.program.attributes import Same
-from edbatch.recording.values.lazy import Kind, Lazy, Rows
+from edbatch.recording.values.lazy import Kind, Lazy, Ragged
 from edbatch.recording.values.ragged import materialise
 from edbatch.spec import OWN_RULES, Spec, float_bits, own_rules
 from edbatch.torch_insides import pytree
@@ -84,7 +84,7 @@ class Parts:
         """Take one argument apart; returns its template."""
         kind = type(value)
         if isinstance(value, Lazy):
-            if self.is_row_wise and isinstance(value, Rows):
+            if self.is_row_wise and isinstance(value, Ragged):
                 return self._operand(materialise(self.recorder, value), Slot.ROWS)
             return self._operand(self.recorder.resolve(value))
         if kind is int or kind is float:
@@ -154,7 +154,7 @@ class Parts:
     def _other(self, value: Any, static: bool) -> Any:
         children, structure = pytree.tree_flatten(value)
         if not structure.is_leaf():
-            self.key.append(Structure(type(value), structure))
+            self.key.append(ContainerStructure(type(value), structure))
             return structure.unflatten([Child(self.take(child, static=static)) for child in children])
         try:
             hash(None if isinstance(value, nn.Module) else value)
@@ -179,7 +179,7 @@ def lasting_key(key: Sequence[Hashable], shared: Sequence[torch.Tensor] = ()) ->
     return tuple([k.spec if isinstance(k, Kind) else places.get(k, k) if type(k) is int else k for k in key])
 
 
-class Structure:
+class ContainerStructure:
     """The structure of a user's own container as a part of a key. Not all versions of torch can hash theirs."""
 
     __slots__ = ("kind", "tree")
@@ -191,7 +191,7 @@ class Structure:
         return hash((self.kind, self.tree.num_leaves))
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Structure) and self.kind is other.kind and self.tree == other.tree
+        return isinstance(other, ContainerStructure) and self.kind is other.kind and self.tree == other.tree
 
 
 @dataclass(frozen=True)

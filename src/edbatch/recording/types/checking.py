@@ -94,8 +94,8 @@ def _check_type(node_type: NodeType) -> None:
             raise AssertionError(f"{node_type} reads {slot.name} with the spec {spec}")
         if slot == Slot.DATA and spec is not None and spec.shape:
             raise AssertionError(f"{node_type} reads numbers with the spec {spec}")
-    bound = node_type.shared[len(node_type.shared) - len(kernel.bound) :]
-    if len(bound) != len(kernel.bound) or any(a is not b for a, b in zip(bound, kernel.bound, strict=True)):
+    enclosed = node_type.shared[len(node_type.shared) - len(kernel.enclosed) :]
+    if len(enclosed) != len(kernel.enclosed) or any(a is not b for a, b in zip(enclosed, kernel.enclosed, strict=True)):
         raise AssertionError(f"the last shared tensors of {node_type} are not those of its kernel")
 
 

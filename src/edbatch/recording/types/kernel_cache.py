@@ -67,7 +67,7 @@ class Cell:
     options: CellOptions
     static: frozenset[Hashable]
     state: Hashable
-    alone: str | None  # why it must run one by one
+    reason: str | None  # why it must run one by one
     parameters: tuple[torch.Tensor, ...]
     modules: tuple[nn.Module, ...]
     node_types: dict[Hashable, NodeType] = field(default_factory=dict)  # those without shared tensors, by signature
@@ -124,9 +124,9 @@ class KernelCache:
                     "into eval mode"
                 )
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
-        alone = WHOLE_SEQUENCE if is_sequence else HOOKS if any(hooks_of(module) for module in modules) else None
+        reason = WHOLE_SEQUENCE if is_sequence else HOOKS if any(hooks_of(module) for module in modules) else None
         parameters = tuple({id(p): p for p in parameters_of(modules)}.values())
-        return Cell(options, static, tuple(state_of(module) for module in modules), alone, parameters, modules)
+        return Cell(options, static, tuple(state_of(module) for module in modules), reason, parameters, modules)
 
     def kernel(
         self,
@@ -136,10 +136,10 @@ class KernelCache:
         key: Hashable,
         target: Any,
         cell: Cell | None,
-        alone: str | None = None,
+        reason: str | None = None,
     ) -> Kernel:
-        """The kernel of a signature, captured when it is new; with a reason `alone`, one that runs one by one."""
-        return inside((self._lock,), self._kernel, function, rows, shared, key, target, cell, alone)
+        """The kernel of a signature, captured when it is new; with a reason `reason`, one that runs one by one."""
+        return inside((self._lock,), self._kernel, function, rows, shared, key, target, cell, reason)
 
     def _kernel(
         self,
@@ -149,7 +149,7 @@ class KernelCache:
         key: Hashable,
         target: Any,
         cell: Cell | None,
-        alone: str | None,
+        reason: str | None,
     ) -> Kernel:
         name = Same(target) if isinstance(target, nn.Module) else target
         states = self._kernels.pop(name, {})
@@ -165,7 +165,7 @@ class KernelCache:
         if found is None or not found.is_current:
             if len(kernels) >= MAX_KERNELS:
                 del kernels[next(iter(kernels))]
-            found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), alone)
+            found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), reason)
         return found
 
 
@@ -175,7 +175,7 @@ def _capture(
     shared: tuple[Spec, ...],
     cell: Cell | None,
     name: str,
-    alone: str | None,
+    reason: str | None,
 ) -> Kernel:
     from edbatch.cells.compiled import compile_cell  # at first use: its import takes as long as all others together
 
@@ -183,7 +183,7 @@ def _capture(
         parameters = cell.parameters if cell is not None else ()
         grad = Context.current().grad
         make = partial(EagerKernel, function, rows, shared, name=name, parameters=parameters, reason=reason, grad=grad)
-        undisturbed = _Undisturbed(cell.modules if cell is not None else ())
+        undisturbed = _Rehearsing(cell.modules if cell is not None else ())
         contexts = Surroundings(unhooked), hooked(), Made(InferenceMode, False), undisturbed
         return inside(contexts, lambda: undisturbed.run(make))
 
@@ -192,8 +192,8 @@ def _capture(
         return replace(made, constant=constant)
 
     if cell is not None and cell.options.batched:
-        return run_as_it_is(alone)
-    reason = alone or (cell.alone if cell is not None else None)
+        return run_as_it_is(reason)
+    reason = reason or (cell.reason if cell is not None else None)
     if reason is not None:
         return run_as_it_is(reason)
     inputs = tuple(range(len(rows) + len(shared)))
@@ -244,7 +244,7 @@ class _Wanting:
             return self._eager(f"torch cannot differentiate it ({error})")
 
 
-class _Undisturbed:
+class _Rehearsing:
     """A context for a trial run of a cell, to learn the shapes of its results. Hooks are not called in it, and buffers
     and attributes are put back after it."""
 

@@ -37,7 +37,7 @@ class NodeType:
     slots, slot_specs: how each operand (value that a node reads) is read, and the spec of one row of it (None for
     OFFSETS).
     shared: the tensors that all nodes share, parameters above all. Last come the enclosed tensors, which the cell finds
-    by itself (`kernel.bound`).
+    by itself (`kernel.enclosed`).
     per_row: for each output, whether it has as many rows as the node reads; else it is a single row.
     is_view: in torch the results would share memory with the first operand, although the kernel does not say so.
     """
@@ -87,7 +87,7 @@ class TypeSet:
     kernels: tuple[Kernel, ...]
     names: tuple[str, ...]
     reasons: tuple[str | None, ...]
-    runs_alone: NDArray[np.bool_]
+    are_one_by_one: NDArray[np.bool_]
     only_sums: NDArray[np.bool_]  # types that only sum values
     can_differentiate: bool  # whether some output of some type can have a gradient at all
     arenas: tuple[Spec, ...]
@@ -118,7 +118,7 @@ class TypeSet:
             kernels=tuple(t.kernel for t in types),
             names=tuple(t.name for t in types),
             reasons=reasons,
-            runs_alone=np.array([reason is not None for reason in reasons], dtype=np.bool_),
+            are_one_by_one=np.array([reason is not None for reason in reasons], dtype=np.bool_),
             only_sums=np.array([all(kind in SUMS for kind in t.slots) for t in types], dtype=np.bool_),
             can_differentiate=any(any(t.can_differentiate) for t in types),
             arenas=arenas,

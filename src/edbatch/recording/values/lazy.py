@@ -2,7 +2,7 @@
 
 A `Lazy` is a reference to an output of a node (a recorded call), and a `Kind`: its spec (shape, dtype, device) and its
 recorder. It answers shape, dtype and device at once; every operator, method and torch function on it is recorded and
-gives further lazy values. `Rows` is a stack of any number of values. `PendingSum` is a sum that is not recorded until
+gives further lazy values. `Ragged` is a stack of any number of values. `PendingSum` is a sum that is not recorded until
 it is used, so that `total = total + x` in a loop becomes one n-ary sum.
 """
 
@@ -68,7 +68,7 @@ class Lazy(Value):
 
     __slots__ = ("kind", "ref")
     __array_ufunc__ = None  # numpy's numbers leave arithmetic with lazy values to us
-    ref: Any  # an int; for a Rows or PendingSum that is not recorded yet see their docstrings
+    ref: Any  # an int; for a Ragged or PendingSum that is not recorded yet see their docstrings
 
     kind: (
         Kind  # no __init__: setting two slots from outside takes half the time, and recording makes very many of these
@@ -120,7 +120,7 @@ class Lazy(Value):
 
     def __radd__(self, other: Any) -> Any:
         kind = self.kind
-        if type(other) is int and other == 0 and type(self) is not Rows and kind.recorder.sums_grow_in is not None:
+        if type(other) is int and other == 0 and type(self) is not Ragged and kind.recorder.sums_grow_in is not None:
             if type(self) is Lazy and kind.pending is not None and self.ref >= 0 and kind.recorder.is_usual:
                 value = PendingSum()  # Python's sum() begins with 0: the common case, without detours
                 value.kind = kind.pending
@@ -175,7 +175,7 @@ class Lazy(Value):
         )
 
 
-class Rows(Lazy):
+class Ragged(Lazy):
     """A stack of `length` values of one kind; `ref` is None while it is only a list of them.
 
     elements: the references of the listed values. context: the modes (grad, autocast) in which it was made.
@@ -226,9 +226,9 @@ def lazy(ref: int, kind: Kind) -> Lazy:
     return value
 
 
-def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None = None) -> Rows:
+def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None = None) -> Ragged:
     """Rows of values of a kind that are the output `ref` of a recorded node, or so far only a list of values."""
-    value = Rows()
+    value = Ragged()
     value.ref, value.kind, value.length, value.elements, value.whole = ref, kind.rows, length, elements, None
     value.context, value.is_viewed = kind.recorder.context, False
     return value

@@ -1,9 +1,9 @@
-"""Ragged values (`Rows`): stacks of any number of lazy values of one kind (shape, dtype, device).
+"""Ragged values (`Ragged`): stacks of any number of lazy values of one kind (shape, dtype, device).
 
 Their length is no part of the type of calls that read them, so that stacks of different lengths are batched together.
-`torch.stack` of lazy values gives `Rows`, which are at first only a list of references. `materialise` records a copy in
-which they lie side by side in memory; `dense` makes them one value of a fixed length. What torch functions do with
-`Rows` is in `ragged_functions`.
+`torch.stack` of lazy values gives `Ragged`, which are at first only a list of references. `materialise` records a copy
+in which they lie side by side in memory; `dense` makes them one value of a fixed length. What torch functions do with
+`Ragged` is in `ragged_functions`.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from edbatch.cells.segments import SegmentKernel, copy_kernel
 from edbatch.errors import LeakedValueError, RecordingError
 from edbatch.layout.layout import Slot
 from edbatch.recording.types.type_set import NodeType
-from edbatch.recording.values.lazy import Kind, Lazy, Rows, own_key, rows_of
+from edbatch.recording.values.lazy import Kind, Lazy, Ragged, own_key, rows_of
 from edbatch.spec import Spec, is_tensor
 
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
 
-def stack(recorder: Recorder, values: Any) -> Rows | None:
+def stack(recorder: Recorder, values: Any) -> Ragged | None:
     """`torch.stack` of values of one kind, kept as a list of them; None when they are not of one kind."""
     if len(values) == 0:
         raise RecordingError(
@@ -37,7 +37,7 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
     for value in values:
         if is_tensor(value):
             value = recorder.outside(value)
-        if not isinstance(value, Lazy) or type(value) is Rows:
+        if not isinstance(value, Lazy) or type(value) is Ragged:
             return None
         elements.append(recorder.resolve(value))
     if any(e.kind is not elements[0].kind for e in elements):
@@ -45,7 +45,7 @@ def stack(recorder: Recorder, values: Any) -> Rows | None:
     return rows_of(None, elements[0].kind, len(elements), [e.ref for e in elements])
 
 
-def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Rows | None:
+def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Ragged | None:
     """Like `stack`, for recorded values of one kind, which is checked in 20 ns a value; None for anything else."""
     try:
         kinds = [value.kind for value in values]
@@ -57,7 +57,7 @@ def stack_alike(recorder: Recorder, values: list[Any] | tuple[Any, ...]) -> Rows
     return rows_of(None, kind, len(values), [v.ref for v in values]) if kinds.count(kind) == len(kinds) else None
 
 
-def materialise(recorder: Recorder, rows: Rows) -> Rows:
+def materialise(recorder: Recorder, rows: Ragged) -> Ragged:
     """Rows that lie side by side in memory: the list of values is copied once, however often it is used."""
     check_owner(recorder, rows)
     if rows.ref is None:
@@ -72,7 +72,7 @@ def materialise(recorder: Recorder, rows: Rows) -> Rows:
     return rows
 
 
-def dense(recorder: Recorder, rows: Rows) -> Any:
+def dense(recorder: Recorder, rows: Ragged) -> Any:
     """Rows as one value of shape [length, …]: from here on the length belongs to the type."""
     check_owner(recorder, rows)
     spec, length = rows.kind.spec, rows.length
@@ -103,22 +103,22 @@ def name_of(recorder: Recorder, what: str, slot: Slot, spec: Spec) -> str:
     return f"{what} {what_of} {recorder.names.spec(spec)}"
 
 
-def listed(rows: Rows) -> list[int]:
+def listed(rows: Ragged) -> list[int]:
     return [rows.length, *(rows.elements or ())]
 
 
-def is_list(recorder: Recorder, rows: Rows) -> bool:
+def is_list(recorder: Recorder, rows: Ragged) -> bool:
     """Whether rows can be read as a list here. If they were stacked in other modes, a copy is recorded in those."""
     if rows.ref is None and rows.context is not recorder.context:
         materialise(recorder, rows)
     return rows.ref is None
 
 
-def operand(recorder: Recorder, rows: Rows) -> tuple[Slot, list[int]]:
+def operand(recorder: Recorder, rows: Ragged) -> tuple[Slot, list[int]]:
     return (Slot.LIST, listed(rows)) if is_list(recorder, rows) else (Slot.ROWS, [rows.ref])
 
 
-def check_owner(recorder: Recorder, rows: Rows) -> None:
+def check_owner(recorder: Recorder, rows: Ragged) -> None:
     if rows.kind.recorder is not recorder or not recorder.is_open:
         raise LeakedValueError(
             "rows of values were used outside the call of the batched function that made them; return them instead"

@@ -1,7 +1,7 @@
-"""Torch functions of `Rows` (stacks of any number of lazy values) that are batched across different lengths.
+"""Torch functions of `Ragged` (stacks of any number of lazy values) that are batched across different lengths.
 
 These are sum, mean, max, logsumexp, softmax and log-softmax over the rows, functions and modules that treat each row
-alike, functions of the other dimensions, `rows @ v` and `w @ rows`. In: a call on `Rows`. Out: its result, or
+alike, functions of the other dimensions, `rows @ v` and `w @ rows`. In: a call on `Ragged`. Out: its result, or
 NotImplemented; then the caller gives the rows a fixed length.
 """
 
@@ -15,7 +15,7 @@ import torch
 from edbatch.cells.segments import PER_ROW, mean_kernel, segment_kernel
 from edbatch.layout.layout import Slot
 from edbatch.recording.types.type_set import NodeType
-from edbatch.recording.values.lazy import Lazy, Rows, own_key
+from edbatch.recording.values.lazy import Lazy, Ragged, own_key
 from edbatch.recording.values.ragged import check_owner, is_list, listed, name_of, operand, stack
 from edbatch.recording.values.sums import sum_entry
 from edbatch.spec import Spec, float_bits, is_tensor
@@ -45,13 +45,13 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
         return NotImplemented if rows is None else rows
     if not args:
         return NotImplemented
-    if name in REDUCTIONS and type(args[0]) is Rows and _over_rows(name, args, kwargs):
+    if name in REDUCTIONS and type(args[0]) is Ragged and _over_rows(name, args, kwargs):
         return reduce(recorder, name, args[0])
     if name in ("matmul", "mv") and not kwargs:
         return _product(recorder, *args)
     if (
         name == "linear"
-        and type(args[0]) is Rows
+        and type(args[0]) is Ragged
         and args[0].ndim > 1
         and not any(isinstance(a, Lazy) for a in args[1:])
     ):
@@ -62,7 +62,7 @@ def torch_function(recorder: Recorder, func: Callable[..., Any], args: tuple[Any
     return NotImplemented if of_one is None else recorder.of_one_row(func, *of_one)
 
 
-def is_over_rows(name: str, rows: Rows, dim: Any = None, *rest: Any) -> bool:
+def is_over_rows(name: str, rows: Ragged, dim: Any = None, *rest: Any) -> bool:
     """`_over_rows` for the commonest ways to give a dimension."""
     if dim is None:
         return not rest and name in OF_ALL and not rows.kind.spec.shape
@@ -85,8 +85,8 @@ def _over_rows(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
 def _is_row_wise(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether an elementwise function broadcasts nothing along the dimension of the stack."""
-    rows = [a for a in args if type(a) is Rows]
-    others = [a for a in (*args, *kwargs.values()) if isinstance(a, Lazy | torch.Tensor) and type(a) is not Rows]
+    rows = [a for a in args if type(a) is Ragged]
+    others = [a for a in (*args, *kwargs.values()) if isinstance(a, Lazy | torch.Tensor) and type(a) is not Ragged]
     if not rows or any(r.length != rows[0].length for r in rows) or any(isinstance(a, list | tuple) for a in args):
         return False
     least = min(r.ndim for r in rows)
@@ -97,7 +97,7 @@ def _of_one_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     """The arguments of the same call on a single row; None if the call is along the dimension of the stack."""
     rows, *rest = args
     keyword = next((k for k in ("dim", "axis") if k in kwargs), None)
-    if type(rows) is not Rows or (keyword is None and not rest):
+    if type(rows) is not Ragged or (keyword is None and not rest):
         return None
     given = rest.pop(0) if keyword is None else kwargs[keyword]
     dims, ndim = given if isinstance(given, tuple | list) else [given], rows.ndim + (name == "unsqueeze")
@@ -108,7 +108,7 @@ def _of_one_row(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tup
     return ((rows, of_one, *rest), kwargs) if keyword is None else ((rows, *rest), kwargs | {keyword: of_one})
 
 
-def is_index_of_rows(rows: Rows, index: tuple[Any, ...]) -> bool:
+def is_index_of_rows(rows: Ragged, index: tuple[Any, ...]) -> bool:
     """Whether an index takes the same of every row, like `rows[:, 0]` and `rows[..., 0]`."""
     if len(index) < 2 or not all(i is None or type(i) in (int, slice) for i in index[1:]):
         return False
@@ -119,10 +119,10 @@ def is_index_of_rows(rows: Rows, index: tuple[Any, ...]) -> bool:
 
 
 def _product(recorder: Recorder, left: Any, right: Any) -> Any:
-    if type(left) is Rows and left.ndim == 2 and type(right) is not Rows:
+    if type(left) is Ragged and left.ndim == 2 and type(right) is not Ragged:
         if right.ndim == 1 or (right.ndim == 2 and is_tensor(right) and right in recorder.shared):
             return recorder.row_wise(torch.matmul, (left, right), {})
-    elif type(left) is Rows and type(right) is Rows and left.ndim == 1 and right.length == left.length:
+    elif type(left) is Ragged and type(right) is Ragged and left.ndim == 1 and right.length == left.length:
         return _sum(recorder, recorder.row_wise(scale, (right, left), {}))
     return NotImplemented
 
@@ -132,7 +132,7 @@ def scale(row: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return row * weight
 
 
-def _sum(recorder: Recorder, rows: Rows) -> Any:
+def _sum(recorder: Recorder, rows: Ragged) -> Any:
     kind = rows.kind.one
     if kind.pending is None:
         return NotImplemented
@@ -141,7 +141,7 @@ def _sum(recorder: Recorder, rows: Rows) -> Any:
     return recorder.add(entry or sum_entry(recorder, kind, slot, recorder.context), flat)
 
 
-def _mean(recorder: Recorder, rows: Rows) -> Any:
+def _mean(recorder: Recorder, rows: Ragged) -> Any:
     spec = rows.kind.spec
     if not spec.dtype.is_floating_point or spec.dtype.itemsize == 2:  # 16 bits would round the number of rows
         total = _sum(recorder, rows)
@@ -157,12 +157,12 @@ def _mean(recorder: Recorder, rows: Rows) -> Any:
     return recorder.add(recorder.entry(own_key("mean", rows.kind, slot), make), [*flat, float_bits(rows.length)])
 
 
-def _sum_operand(recorder: Recorder, rows: Rows) -> tuple[Slot, list[int]]:
+def _sum_operand(recorder: Recorder, rows: Ragged) -> tuple[Slot, list[int]]:
     return (Slot.SUM, listed(rows)) if is_list(recorder, rows) else (Slot.SUM_ROWS, [rows.ref])
 
 
-def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
-    def reduce(recorder: Recorder, rows: Rows) -> Any:
+def _segment(name: str) -> Callable[[Recorder, Ragged], Any]:
+    def reduce(recorder: Recorder, rows: Ragged) -> Any:
         spec = rows.kind.spec
 
         def make() -> NodeType:
@@ -180,7 +180,7 @@ def _segment(name: str) -> Callable[[Recorder, Rows], Any]:
     return reduce
 
 
-REDUCTIONS: dict[str, Callable[[Recorder, Rows], Any]] = {
+REDUCTIONS: dict[str, Callable[[Recorder, Ragged], Any]] = {
     "sum": _sum,
     "mean": _mean,
     "max": _segment("max"),
@@ -194,7 +194,7 @@ NAME_OF_REDUCTION = {
 }
 
 
-def reduce(recorder: Recorder, name: str, rows: Rows) -> Any:
+def reduce(recorder: Recorder, name: str, rows: Ragged) -> Any:
     """A reduction over all rows; NotImplemented where there is none, as for integers."""
     check_owner(recorder, rows)
     return REDUCTIONS[name](recorder, rows)

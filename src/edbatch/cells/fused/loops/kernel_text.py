@@ -1,7 +1,7 @@
 """The text of a generated kernel: for each row of the batch, loops over elements in stages.
 
-In: lines of loops, and the memories, sizes and numbers that they use, which become parameters. Out: a `Kernel`, the
-source of one numba function.
+In: lines of loops, and the memories, sizes and numbers that they use, which become parameters. Out: a
+`GeneratedKernel`, the source of one numba function.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ INDEX_SCOPE, SCATTER_SCOPE, LAST_SCOPE = 63, 62, 61
 FIRST_ARGUMENTS = 4
 
 
-class Memory(NamedTuple):
+class RowMemory(NamedTuple):
     """Memory that a kernel reads or writes: rows of `width` elements.
 
     rows: where row r of the batch lies. "own": in row w + r (memory for all batches of the type); "local": in row r;
@@ -36,7 +36,7 @@ class Memory(NamedTuple):
     way: str = ""  # for gradients: the address of the first batch's ADD or STORE, see `layout.gradient_rows`
 
 
-class Kernel(NamedTuple):
+class GeneratedKernel(NamedTuple):
     """A generated kernel: its source, and the texts of its arguments.
 
     It is called with the number of a batch and the address of its arguments, which are int64 numbers: first
@@ -67,7 +67,7 @@ class KernelText:
         self.before: dict[int, list[str]] = defaultdict(list)  # lines before the loops of a stage; `after`: behind them
         self.after: dict[int, list[str]] = defaultdict(list)
         self.known: dict[tuple[Loop, str], str] = {}  # (loop, expression) -> variable
-        self.memories: dict[str, Memory] = {}
+        self.memories: dict[str, RowMemory] = {}
         self.numbers: dict[int, str] = {}
         self.floats: dict[tuple[int, int], tuple[str, float]] = {}  # (value, place among its operands) -> parameter
         self.scatters: set[str] = set()
@@ -89,7 +89,7 @@ class KernelText:
         assert text is not None
         return text
 
-    def _at(self, memory: Memory, begin: int, place: str = "j") -> str:
+    def _at(self, memory: RowMemory, begin: int, place: str = "j") -> str:
         row = "" if memory.rows == "shared" else f"row_{self._name(memory)} + "
         if memory.rows == "blocks":
             block, begin = divmod(begin, memory.width)
@@ -110,12 +110,12 @@ class KernelText:
         self.count += 1
         return f"{letter}{self.count - 1}"
 
-    def _name(self, memory: Memory) -> str:
+    def _name(self, memory: RowMemory) -> str:
         """The parameter for a memory. Memories are numbered, so that equal kernels of different cells have one text."""
         self.memories.setdefault(memory.name, memory)
         return f"m{list(self.memories).index(memory.name)}"
 
-    def _way(self, memory: Memory) -> str:
+    def _way(self, memory: RowMemory) -> str:
         """The parameter that says whether gradients are added to this memory or stored."""
         return f"k{list(self.memories).index(memory.name)}"
 
@@ -126,12 +126,12 @@ class KernelText:
         """A parameter for a size, so that cells of different sizes share a kernel."""
         return self.numbers.setdefault(value, f"n{len(self.numbers)}")
 
-    def _scope(self, memory: Memory) -> int:
+    def _scope(self, memory: RowMemory) -> int:
         if memory.name in self.scatters:
             return SCATTER_SCOPE
         return min(list(self.memories).index(memory.name), LAST_SCOPE)
 
-    def kernel(self) -> Kernel:
+    def kernel(self) -> GeneratedKernel:
         lines = []
         starts = list(dict.fromkeys(m.start for m in self.memories.values() if m.start))
         for memory in self.memories.values():
@@ -160,7 +160,7 @@ class KernelText:
             head.append(f"{name} = {value.replace('i64', 'f64') if name[0] == 'c' else value}")
         inner = "\n        ".join(lines)
         outer = "\n    ".join([*head, "for r in range(B):"])
-        return Kernel(f"def kernel(b, p):\n    {outer}\n        {inner}\n", tuple(given.values()))
+        return GeneratedKernel(f"def kernel(b, p):\n    {outer}\n        {inner}\n", tuple(given.values()))
 
     def _header(self, loop: Loop) -> list[str]:
         if loop.columns:

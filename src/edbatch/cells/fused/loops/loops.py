@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 import torch
 
 from edbatch.cells.body.body import Body, Op, Val
-from edbatch.cells.fused.loops.kernel_text import SCATTER_SCOPE, KernelText, Loop, Memory
+from edbatch.cells.fused.loops.kernel_text import SCATTER_SCOPE, KernelText, Loop, RowMemory
 from edbatch.cells.fused.loops.outer import columns, is_column
 from edbatch.cells.fused.loops.pointwise import FLOATS, cast, expression
-from edbatch.cells.fused.loops.ranges import PADDING, PIECES, SHIFTS, behind_shifts
-from edbatch.cells.fused.loops.reductions import ONLY, REDUCTIONS, Element, Kind, Row
+from edbatch.cells.fused.loops.ranges import PADDING, RANGES, SHIFTS, behind_shifts
+from edbatch.cells.fused.loops.reductions import ONLY, REDUCTIONS, Element, Joining, Row
 from edbatch.spec import Spec
 
 aten = torch.ops.aten
@@ -40,7 +40,7 @@ class _Range(NamedTuple):
 class Loops(KernelText):
     """The loops of one kernel, from the values to be stored (`store`, `scatter`)."""
 
-    def __init__(self, body: Body, find: Callable[[int], Memory | None], exact_math: bool) -> None:
+    def __init__(self, body: Body, find: Callable[[int], RowMemory | None], exact_math: bool) -> None:
         super().__init__()
         self.body, self.find, self.exact_math = body, find, exact_math
         self.cuts: dict[int, set[int]] = {}
@@ -51,7 +51,7 @@ class Loops(KernelText):
         self.wide: dict[int, int] = {}  # for each value: see `_columns`
 
     # What is stored.
-    def store(self, value: int, to: Memory) -> None:
+    def store(self, value: int, to: RowMemory) -> None:
         """Store all elements of a value."""
         for begin, width in self._ranges(value):
             loop = self._loop(value, begin, width)
@@ -59,7 +59,7 @@ class Loops(KernelText):
             place = self._at(to, begin)
             self._line(loop, f"store_{to.dtype}({self._name(to)}, {place}, {text}, {self._scope(to)})")
 
-    def scatter(self, value: int, to: Memory) -> None:
+    def scatter(self, value: int, to: RowMemory) -> None:
         """Add all elements of a value to memory, or store them (see `Memory.way`). Several rows of the batch may go to
         the same row."""
         self.scatters.add(to.name)
@@ -86,8 +86,8 @@ class Loops(KernelText):
                 self.wide[value] = columns(self.body, op) or max(same, default=0)
         return self.wide[value]
 
-    # One number per row; see `reductions.Rows`.
-    def reduce(self, kind: Kind, term: Element) -> Row:
+    # One number per row; see `reductions.RowNumbers`.
+    def reduce(self, kind: Joining, term: Element) -> Row:
         values = [self._behind_views(v.index) for v in term.values]
         key = (kind, term.text, *values)
         if key not in self.rows:
@@ -197,14 +197,14 @@ class Loops(KernelText):
             return {begin, begin + width} | {begin + c for c in self._cuts(op.args[0].index)}
         if op.target is aten.cat.default:
             cuts, begin = set(), 0
-            for piece in op.args[0]:
-                cuts |= {begin} | {begin + c for c in self._cuts(piece.index)}
-                begin += self._size(piece.index)
+            for part in op.args[0]:
+                cuts |= {begin} | {begin + c for c in self._cuts(part.index)}
+                begin += self._size(part.index)
             return cuts
         return {c for v in op.operands if self._size(v.index) == size for c in self._cuts(v.index)}
 
     def _range(self, op: Op) -> tuple[int, int]:
-        found = PIECES[op.target](self.body, op)
+        found = RANGES[op.target](self.body, op)
         assert found is not None
         return found
 
@@ -235,10 +235,10 @@ class Loops(KernelText):
             return self._constant(0, self.body.spec(Val(at.value)).dtype)
         if op.target is aten.cat.default:
             begin = 0
-            for piece in op.args[0]:
-                size = self._size(piece.index)
+            for part in op.args[0]:
+                size = self._size(part.index)
                 if begin <= at.begin < begin + size:
-                    return self._element(_Range(piece.index, at.begin - begin, at.width), loop)
+                    return self._element(_Range(part.index, at.begin - begin, at.width), loop)
                 begin += size
         if op.target in REDUCTIONS:
             element = self.along[at.value]
@@ -305,6 +305,6 @@ class Loops(KernelText):
             return str(texts[1]) if left else str(texts[0]) if right else None
         return None
 
-    def _load(self, memory: Memory, begin: int, loop: Loop, place: str) -> str:
+    def _load(self, memory: RowMemory, begin: int, loop: Loop, place: str) -> str:
         at = self._at(memory, begin, place)
         return self._variable(loop, f"load_{memory.dtype}({self._name(memory)}, {at}, {self._scope(memory)})")

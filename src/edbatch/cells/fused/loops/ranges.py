@@ -75,7 +75,7 @@ SHIFTS: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
 PADDING: dict[Any, Callable[[Body, Op], tuple[int, int] | None]] = {
     aten.slice_backward.default: _slice_backward_range, aten.select_backward.default: _select_backward_range,
 }  # fmt: skip
-PIECES = {**SHIFTS, **PADDING, aten.cat.default: _along_rows, aten.expand.default: _one_element}
+RANGES = {**SHIFTS, **PADDING, aten.cat.default: _along_rows, aten.expand.default: _one_element}
 
 
 def behind_shifts(body: Body, value: Val, is_known: Callable[[int], bool]) -> tuple[int, int]:

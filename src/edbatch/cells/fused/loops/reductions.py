@@ -34,7 +34,7 @@ class Row(NamedTuple):
         return self.name
 
 
-class Kind(NamedTuple):
+class Joining(NamedTuple):
     """A way to reduce elements to one number: the start value, and how two numbers are joined."""
 
     start: str
@@ -50,12 +50,12 @@ class Element(NamedTuple):
     rows: Sequence[Row] = ()
 
 
-class Rows(Protocol):
+class RowNumbers(Protocol):
     """Writes loops that find numbers of a row, see `loops.Loops`."""
 
     body: Body
 
-    def reduce(self, kind: Kind, term: Element) -> Row:
+    def reduce(self, kind: Joining, term: Element) -> Row:
         """A term, computed for every element and reduced to one number."""
         ...
 
@@ -80,19 +80,19 @@ class Rows(Protocol):
         ...
 
 
-ONLY = Kind("int64(0)", "{1}")  # for a value of one element
-_LARGEST = {dtype: Kind(f"upper_key({CASTS[dtype]}(-inf))", "max({0}, {1})") for dtype in FLOATS}
-_SMALLEST = {dtype: Kind(f"lower_key({CASTS[dtype]}(inf))", "min({0}, {1})") for dtype in FLOATS}
-_TOTAL, _COUNT = Kind("float64(0)", "plus({0}, {1})"), Kind("int64(0)", "wrapped_sum({0}, {1})")
-_FIRST = Kind(_LAST, "min({0}, {1})")
+ONLY = Joining("int64(0)", "{1}")  # for a value of one element
+_LARGEST = {dtype: Joining(f"upper_key({CASTS[dtype]}(-inf))", "max({0}, {1})") for dtype in FLOATS}
+_SMALLEST = {dtype: Joining(f"lower_key({CASTS[dtype]}(inf))", "min({0}, {1})") for dtype in FLOATS}
+_TOTAL, _COUNT = Joining("float64(0)", "plus({0}, {1})"), Joining("int64(0)", "wrapped_sum({0}, {1})")
+_FIRST = Joining(_LAST, "min({0}, {1})")
 
 
-def _total(loops: Rows, text: str, values: Sequence[Val], *rows: Row) -> Row:
+def _total(loops: RowNumbers, text: str, values: Sequence[Val], *rows: Row) -> Row:
     """The sum of a term of floats, in float64. torch adds pairwise, and rounding must not be worse here."""
     return loops.reduce(_TOTAL, Element(f"float64({text})", values, rows))
 
 
-def _sum(loops: Rows, op: Op) -> Element:
+def _sum(loops: RowNumbers, op: Op) -> Element:
     (x,) = op.operands
     dtype = loops.body.spec(x).dtype
     if dtype not in FLOATS:
@@ -101,30 +101,30 @@ def _sum(loops: Rows, op: Op) -> Element:
     return _alone(loops.row(f"{CASTS[dtype]}({total})", total))
 
 
-def _mean(loops: Rows, op: Op) -> Element:
+def _mean(loops: RowNumbers, op: Op) -> Element:
     (x,) = op.operands
     total = _total(loops, "{0}", [x])
     return _alone(loops.row(f"{CASTS[loops.body.spec(x).dtype]}({total} / float64({loops.size(x)}))", total))
 
 
-def _largest(loops: Rows, x: Val) -> Row:
+def _largest(loops: RowNumbers, x: Val) -> Row:
     key = loops.reduce(_LARGEST[loops.body.spec(x).dtype], Element("upper_key({0})", [x]))
     return loops.row(f"of_key({key})", key)
 
 
-def _smallest(loops: Rows, x: Val) -> Row:
+def _smallest(loops: RowNumbers, x: Val) -> Row:
     key = loops.reduce(_SMALLEST[loops.body.spec(x).dtype], Element("lower_key({0})", [x]))
     return loops.row(f"of_key({key})", key)
 
 
-def _extreme(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]:
+def _extreme(find: Callable[[RowNumbers, Val], Row]) -> Callable[[RowNumbers, Op], Element]:
     return lambda loops, op: _alone(find(loops, op.args[0]))
 
 
-def _place_of(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]:
+def _place_of(find: Callable[[RowNumbers, Val], Row]) -> Callable[[RowNumbers, Op], Element]:
     """The first index of an extreme; of a NaN if there is one, since the extreme is NaN then."""
 
-    def rule(loops: Rows, op: Op) -> Element:
+    def rule(loops: RowNumbers, op: Op) -> Element:
         (x,) = op.operands
         extreme = find(loops, x)
         text = f"({{j}} if {{0}} == {extreme} or {{0}} != {{0}} else {_LAST})"
@@ -133,7 +133,7 @@ def _place_of(find: Callable[[Rows, Val], Row]) -> Callable[[Rows, Op], Element]
     return rule
 
 
-def _exponentials(loops: Rows, x: Val) -> tuple[str, Row, Row]:
+def _exponentials(loops: RowNumbers, x: Val) -> tuple[str, Row, Row]:
     """exp(element - largest) as a text, the largest element, and the sum of these exponentials."""
     dtype = loops.body.spec(x).dtype
     top = _largest(loops, x)
@@ -141,26 +141,26 @@ def _exponentials(loops: Rows, x: Val) -> tuple[str, Row, Row]:
     return text, top, _total(loops, text, [x], top)
 
 
-def _log(loops: Rows, x: Val, total: Row) -> Row:
+def _log(loops: RowNumbers, x: Val, total: Row) -> Row:
     dtype = loops.body.spec(x).dtype
     return loops.row(f"log_{DTYPES[dtype]}({CASTS[dtype]}({total}))", total)
 
 
-def _softmax(loops: Rows, op: Op) -> Element:
+def _softmax(loops: RowNumbers, op: Op) -> Element:
     (x,) = op.operands
     text, top, total = _exponentials(loops, x)
     total = loops.row(f"{CASTS[loops.body.spec(x).dtype]}({total})", total)
     return Element(f"{text} / {total}", [x], [top, total])
 
 
-def _log_softmax(loops: Rows, op: Op) -> Element:
+def _log_softmax(loops: RowNumbers, op: Op) -> Element:
     (x,) = op.operands
     _, top, total = _exponentials(loops, x)
     log = _log(loops, x, total)
     return Element(f"({{0}} - {top}) - {log}", [x], [top, log])
 
 
-def _logsumexp(loops: Rows, op: Op) -> Element:
+def _logsumexp(loops: RowNumbers, op: Op) -> Element:
     """As in torch, an infinite largest element is not subtracted (it counts as 0), so that the result is infinite."""
     (x,) = op.operands
     dtype = loops.body.spec(x).dtype
@@ -171,14 +171,14 @@ def _logsumexp(loops: Rows, op: Op) -> Element:
     return _alone(loops.row(f"{log} + {top}", log, top))
 
 
-def _softmax_backward(loops: Rows, op: Op) -> Element:
+def _softmax_backward(loops: RowNumbers, op: Op) -> Element:
     gradient, result = op.args[:2]
     total = _total(loops, "{0} * {1}", [gradient, result])
     total = loops.row(f"{CASTS[loops.body.spec(result).dtype]}({total})", total)
     return Element(f"({{0}} - {total}) * {{1}}", [gradient, result], [total])
 
 
-def _log_softmax_backward(loops: Rows, op: Op) -> Element:
+def _log_softmax_backward(loops: RowNumbers, op: Op) -> Element:
     gradient, result = op.args[:2]
     dtype = loops.body.spec(result).dtype
     total = _total(loops, "{0}", [gradient])
@@ -186,27 +186,27 @@ def _log_softmax_backward(loops: Rows, op: Op) -> Element:
     return Element(f"{{0}} - exp_{DTYPES[dtype]}({{1}}) * {total}", [gradient, result], [total])
 
 
-def _where(loops: Rows, op: Op) -> Row:
+def _where(loops: RowNumbers, op: Op) -> Row:
     """The index of a `gather`, `scatter`, `index` or `index_put`; the last two also take negative ones."""
     from_end = isinstance(op.args[1], tuple)
     index = op.args[1][-1] if from_end else op.args[2]
     return loops.place(index, math.prod(loops.body.spec(op.args[0]).shape), from_end)
 
 
-def _take(loops: Rows, op: Op) -> Element:
+def _take(loops: RowNumbers, op: Op) -> Element:
     return _alone(loops.pick(op.args[0], _where(loops, op)))
 
 
-def _look_up(loops: Rows, op: Op) -> Element:
+def _look_up(loops: RowNumbers, op: Op) -> Element:
     table, index = op.args[0], op.args[1] if op.target is aten.embedding.default else op.args[2]
     at = loops.place(index, loops.body.spec(table).shape[0], from_end=False)
     return Element(loops.of_table(table, at), (), [at])
 
 
-def _put(add: Callable[[Op], bool]) -> Callable[[Rows, Op], Element]:
+def _put(add: Callable[[Op], bool]) -> Callable[[RowNumbers, Op], Element]:
     """All elements as they are, but for one that is replaced by a value, or to which it is added."""
 
-    def rule(loops: Rows, op: Op) -> Element:
+    def rule(loops: RowNumbers, op: Op) -> Element:
         x, given = op.args[0], op.args[2 if isinstance(op.args[1], tuple) else 3]
         at, dtype = _where(loops, op), loops.body.spec(x).dtype
         is_value = isinstance(given, Val)
@@ -286,7 +286,7 @@ def _one_row(body: Body, op: Op) -> bool:
 
 class Rule(NamedTuple):
     fits: Callable[[Body, Op], bool]
-    element: Callable[[Rows, Op], Element]
+    element: Callable[[RowNumbers, Op], Element]
     is_exact: bool = True  # or it uses functions that differ from torch's in the last bits
 
 
