@@ -152,7 +152,7 @@ def test_without_deferring_shared_tensors_have_gradients_after_each_batch(is_def
     loss = sum(r.sum() for r in tensors(batched(*columns)))
     loss.backward()
     kernel_of = batched.pipeline.kernel_of
-    types = [t for t in batched.stats.types if kernel_of[t.name].bound]
+    types = [t for t in batched.stats.types if kernel_of[t.name].enclosed]
     assert sum(t.num_batches for t in types) > 2 * len(types)
     assert len(calls) == sum(1 if is_deferred else t.num_batches for t in types)
     assert sum(calls) == sum(t.num_nodes for t in types)

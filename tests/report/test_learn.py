@@ -115,9 +115,9 @@ def test_same_seed_writes_the_same_in_another_process(tmp_path):
     program = f"""
 import sys
 from pathlib import Path
-from edbatch.report.learn import Settings, run
+from edbatch.report.learn import LearnSettings, run
 settings = {SMALL!r}
-run(Settings(**{{**settings.__dict__, "output": Path({str(tmp_path / "there")!r})}}))
+run(LearnSettings(**{{**settings.__dict__, "output": Path({str(tmp_path / "there")!r})}}))
 assert "matplotlib.pyplot" not in sys.modules
 """
     environment = os.environ | {"PYTHONHASHSEED": "7", "NO_COLOR": "1"}

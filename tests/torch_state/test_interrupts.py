@@ -33,7 +33,7 @@ ONCE_BROKEN = {
         ("_library/simple_registry.py", "return"),
     ],
     "one by one": [("_functorch/predispatch.py", "import")],
-    "frozen": [("runtime/frozen.py", "return _Scope(")],
+    "frozen": [("runtime/frozen.py", "return _FrozenScope(")],
 }
 
 

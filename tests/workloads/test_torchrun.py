@@ -16,13 +16,13 @@ OPTIONS = ["--limit", "24", "--batch-size", "8", "--hidden", "6", "--learning-ra
 PROGRAM = """
 import torch.distributed as dist
 from edbatch.workloads import find
-from edbatch.workloads.checkpoint import Settings
+from edbatch.workloads.checkpoint import CheckpointSettings
 from edbatch.workloads.ranks import join, leave
 from edbatch.workloads.training import Trainer
 
 ranks = join()
 corpus = find("tree-lstm-2type").corpus(None, 0, 24)
-trainer = Trainer(Settings("tree-lstm-2type", hidden=4, batch_size=12), corpus, ranks=ranks)
+trainer = Trainer(CheckpointSettings("tree-lstm-2type", hidden=4, batch_size=12), corpus, ranks=ranks)
 steps = list(trainer.epoch())
 found = [None] * ranks.size
 dist.all_gather_object(found, [trainer.batched.policy.machine.states(), trainer.batched.stats.num_nodes])

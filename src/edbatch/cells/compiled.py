@@ -94,7 +94,7 @@ class CompiledCell:
 
     @property
     def can_train(self) -> Mask:
-        """Per shared input (explicit, then bound): can a gradient flow to it?"""
+        """Per shared input (explicit, then enclosed): can a gradient flow to it?"""
         return tuple(g is not None for g in self.body.shared_grads)
 
     @property

@@ -132,7 +132,7 @@ class Fsm:
 
         >>> from edbatch.scheduling.learning import learn_policy
         >>> learn_policy([Graph.from_lists("ab", [[], [0]])]).states()[0]
-        State(ready=(('a', 'lowers longest'),), launch='a', visits=1)
+        MachineState(ready=(('a', 'lowers longest'),), launch='a', visits=1)
         """
         marks = MARK_NAMES[self.encoding]
         found = []

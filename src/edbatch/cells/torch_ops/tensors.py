@@ -32,7 +32,7 @@ def _refuse(index: int, form: Form) -> None:
 
 
 class Tensors:
-    """See `rule_types.Names`.
+    """See `rule_types.OperandNames`.
 
     Args:
         roots: for each value the one whose memory it lies in.
