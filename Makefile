@@ -25,6 +25,7 @@ lint: $(STAMP) ## style, formatting, types, import order
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/pytest tests/test_torch_door.py
 
 test: lint ## lint, then all tests and the examples in docstrings
 	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 tests src

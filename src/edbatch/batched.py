@@ -112,7 +112,7 @@ class Batched(nn.Module):
     def explain(self) -> str:
         """What the last call did and why.
 
-        Batches against the lower bound and other policies, copies, what ran alone.
+        Batches against the lower bound and other policies, copies, what ran one by one.
         """
         if self.stats is None and _is_eager():
             return "ran one by one, because EDBATCH_EAGER is set"
@@ -182,11 +182,11 @@ def batch(
         exact_math: whether tanh, sigmoid, exp, … are torch's own also in fused cells; ours are accurate to 1e-6.
         key: names examples, so that each is recorded once: called with the positional arguments of one example, as
             `fn` is, it gives a hashable value, e.g. `key=lambda tree: tree.number`. An example whose key was seen
-            before is not recorded again. Parameters, buffers, and tensors given as entries of columns are taken as they
-            are then; an entry of a column that is a constant (a number, string, flag) or a list of constants counts as
-            a part of the key. Everything else is frozen by the key: the structure, numbers and tensors found deeper
-            inside examples, closures and globals that `fn` reads, and what else its Python does is not repeated. None
-            as a key: this example is always recorded. `explain()` says how many examples were known.
+            before is not recorded again. Parameters, buffers, and tensors given as entries of columns are read
+            afresh in every call; an entry of a column that is a constant (a number, string, flag) or a list of
+            constants counts as a part of the key. Everything else is frozen by the key: the structure, numbers and
+            tensors found deeper inside examples, closures and globals that `fn` reads; and what else its Python does is
+            not repeated. None as a key: this example is always recorded. `explain()` says how many examples were known.
         debug: record every example although its key is known, and raise an error if that makes a difference.
 
     Returns:

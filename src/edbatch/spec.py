@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.nn.parameter import UninitializedTensorMixin  # type: ignore[attr-defined]
 
-from edbatch.torch_insides.tensors import PLAIN_DISPATCH, PLAIN_FUNCTION
+from edbatch.torch_insides.tensors import PLAIN_DISPATCH, PLAIN_FUNCTION, fake_mode_of
 
 _SHORT = {
     torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -61,7 +61,9 @@ def is_tensor(value: Any) -> bool:
 def own_rules(tensor: torch.Tensor) -> str | None:
     """The name of a tensor's class if the class computes in its own way; None for plain tensors and mere subclasses."""
     kind = type(tensor)
-    if kind is torch.Tensor or not _has_own_rules(kind) or hasattr(tensor, "fake_mode"):  # fake ones: see `execution`
+    if (
+        kind is torch.Tensor or not _has_own_rules(kind) or fake_mode_of(tensor) is not None
+    ):  # fake ones: see `execution`
         return None
     return kind.__name__
 

@@ -21,7 +21,7 @@ STAGES = ("record", "rewrite", "schedule", "plan", "compile", "run", "backward")
 
 
 class Stopwatch:
-    """Seconds by stage: `with watch("run"): …`. A stage may come several times, but not inside another.
+    """Seconds by stage: `with stopwatch("run"): …`. A stage may come several times, but not inside another.
 
     Time to compile machine code, or to load it, counts as the stage "compile", wherever it happens.
     """

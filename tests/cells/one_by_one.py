@@ -26,6 +26,11 @@ def compiled(function, examples, shared=()):
     return compile_cell(function, tuple(map(Spec.of, examples[0])), tuple(map(Spec.of, shared)), name="cell")
 
 
+def can_train(cell):
+    """Per shared input of a compiled cell: can a gradient flow to it?"""
+    return tuple(g is not None for g in cell.body.shared_grads)
+
+
 def batches(values, start, stop):
     return [None if v is None else v[start:stop] for v in values]
 
@@ -108,7 +113,7 @@ def assert_equal(function, examples, shared=(), tolerance=1e-9, masks=None):
     cell.body.check()
     rows, given = columns(examples), [*shared, *cell.enclosed]
     floats = tuple(spec.is_float for spec in cell.outputs)
-    need_rows, need_shared, need_outs = masks or (tuple(x.is_floating_point() for x in rows), cell.can_train, floats)
+    need_rows, need_shared, need_outs = masks or (tuple(x.is_floating_point() for x in rows), can_train(cell), floats)
     out_grads = [
         torch.randn(len(examples), *spec.shape, dtype=spec.dtype) if need and spec.is_float else None
         for spec, need in zip(cell.outputs, need_outs, strict=True)

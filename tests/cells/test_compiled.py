@@ -4,7 +4,7 @@ import bodies
 import pytest
 import torch
 import torch.nn.functional as F
-from one_by_one import assert_equal, compiled, run_infer, run_training
+from one_by_one import assert_equal, can_train, compiled, run_infer, run_training
 from torch import nn
 
 from edbatch.cells.compiled import compile_cell
@@ -60,7 +60,7 @@ def test_rows_may_be_strided_views():
     cell = compiled(module, [bodies.reals(4, 4, 4, 4)()])
     wide = [torch.randn(5, 8) for _ in range(4)]
     strided, dense = [w[:, ::2] for w in wide], [w[:, ::2].contiguous() for w in wide]
-    training = cell.torch_ops.training((True,) * 4, cell.can_train, (True, True))
+    training = cell.torch_ops.training((True,) * 4, can_train(cell), (True, True))
     grads = [torch.randn(8, 5).t()[:, :4], torch.randn(4).expand(5, 4)]
     ours, theirs = (run_training(cell, training, rows, cell.enclosed, grads) for rows in (strided, dense))
     for a, b in zip(ours, theirs, strict=True):
@@ -71,7 +71,7 @@ def test_bound_tensors_are_found_once_by_identity():
     weight, buffer = nn.Parameter(torch.randn(4, 4)), torch.randn(4)
     cell = compiled(lambda x: (x @ weight + buffer) @ weight.t() * buffer.sum(), [(torch.randn(4),)])
     assert [id(t) for t in cell.enclosed] == [id(weight), id(buffer)]
-    assert cell.can_train == (True, False)
+    assert can_train(cell) == (True, False)
 
 
 def test_same_argument_twice_at_capture_stays_two_arguments():
@@ -124,7 +124,7 @@ def test_grad_mode_of_the_caller_counts():
     module = nn.Linear(3, 2)
     with torch.no_grad():
         cell = compiled(module, [(torch.randn(3),)])
-    assert cell.can_train == (False, False)
+    assert can_train(cell) == (False, False)
     assert cell.body.row_grads == (None,)
     with torch.inference_mode():
         cell = compiled(module, [(torch.randn(3),)])
@@ -138,7 +138,7 @@ def test_autocast_of_the_caller_counts():
         cell = compiled(module, [(torch.randn(8),)])
     assert cell.outputs[0].dtype == torch.bfloat16
     rows = [torch.randn(5, 8)]
-    training = cell.torch_ops.training((True,), cell.can_train, (True,))
+    training = cell.torch_ops.training((True,), can_train(cell), (True,))
     grads = torch.randn(5, 8).to(torch.bfloat16)
     outs, row_grads, shared_grads = run_training(cell, training, rows, cell.enclosed, [grads])
     assert [g.dtype for g in (*row_grads, *shared_grads)] == [torch.float32] * 3

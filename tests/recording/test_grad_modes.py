@@ -110,7 +110,7 @@ def test_a_derivative_that_is_zero_is_one(op, marked):
     torch.testing.assert_close(x.grad, torch.zeros_like(x))
 
 
-def test_a_cell_that_runs_alone_and_returns_its_argument_keeps_its_gradient():
+def test_a_cell_that_runs_one_by_one_and_returns_its_argument_keeps_its_gradient():
     linear = nn.Identity()
     linear.register_forward_hook(lambda *_: None)
 

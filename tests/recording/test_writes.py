@@ -237,7 +237,7 @@ def test_what_others_would_see_is_refused(function):
         edbatch.batch(function)(X.clone().requires_grad_())
 
 
-def test_a_cell_that_runs_alone_and_writes_its_argument_is_refused():
+def test_a_cell_that_runs_one_by_one_and_writes_its_argument_is_refused():
     @edbatch.cell
     def cell(a):
         a += 1

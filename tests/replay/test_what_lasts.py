@@ -17,7 +17,7 @@ def _count():
     COUNT.clear()
 
 
-def test_tensors_of_columns_are_those_of_the_day():
+def test_tensors_of_columns_are_read_afresh():
     _, batched = scorer()
     assert_right(batched, XS, STEPS)
     assert calls_of(lambda: batched(torch.randn(4, 3), STEPS)) == 0
@@ -32,7 +32,7 @@ def test_tensors_of_columns_are_those_of_the_day():
 CONSTANTS = (2, 3, 2.0, True, 0.0, -0.0, 0, False, np.float32(1.5), np.float32(2.5), np.int64(2), np.bool_(True))
 
 
-def test_constants_of_columns_are_those_of_the_day():
+def test_constants_of_columns_are_read_afresh():
     def function(x, number):
         COUNT.append(0)
         return torch.mul(x, number) if number > 1 else torch.copysign(x, torch.tensor(float(number)))
@@ -46,7 +46,7 @@ def test_constants_of_columns_are_those_of_the_day():
     assert_right(batched, XS, [3, 2, 3, -0.0])
 
 
-def test_labels_of_the_day():
+def test_labels_are_read_afresh():
     loss = edbatch.cell(lambda h, label: nn.functional.cross_entropy(h, label))
     batched = edbatch.batch(lambda tree, label: loss(tree["x"], label), key=lambda tree, label: tree["number"])
     trees = [{"x": x, "number": i} for i, x in enumerate(XS)]
@@ -55,7 +55,7 @@ def test_labels_of_the_day():
 
 
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_lists_of_constants_in_columns_are_those_of_the_day(kind):
+def test_lists_of_constants_in_columns_are_read_afresh(kind):
     table = nn.Embedding(5, 3)
 
     def function(x, tags):
@@ -190,7 +190,7 @@ def test_modules_of_a_closure_are_watched():
     assert calls_of(lambda: batched(XS, STEPS)) == 0
 
 
-def test_buffers_and_parameters_are_those_of_the_day():
+def test_buffers_and_parameters_are_read_afresh():
     model = Scorer()
 
     def function(x):
@@ -220,7 +220,7 @@ def test_buffers_and_parameters_are_those_of_the_day():
         lambda model, x: x if bool(model.shift[0] > 0) else -x,
     ],
 )
-def test_what_is_computed_from_parameters_and_buffers_is_of_the_day(function):
+def test_what_is_computed_from_parameters_and_buffers_is_read_afresh(function):
     class Model(Scorer):
         def forward(self, x):
             return function(self, x)

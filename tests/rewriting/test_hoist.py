@@ -176,7 +176,7 @@ def test_cells_run_one_by_one_stay_whole():
     assert not any(name.endswith("ahead") for name in edbatch.record(model, CHAINS).type_names)
 
 
-def test_parameters_of_the_day():
+def test_parameters_are_read_afresh():
     """Both parts read parameters when they run."""
     model = Chain()
     batched = edbatch.batch(model)

@@ -3,12 +3,14 @@
 import pytest
 import torch
 from torch import nn
+from torch._subclasses import FakeTensorMode
 
 from edbatch.torch_insides.tensors import (
     PLAIN_DISPATCH,
     PLAIN_FUNCTION,
     base_of,
     differentiate,
+    fake_mode_of,
     hooks_of,
     is_view,
     num_owners,
@@ -99,3 +101,9 @@ def test_gradients_by_the_engine_are_those_of_autograd():
     differentiate(roots, [x], False)
     with pytest.raises(RuntimeError, match="second time"):
         differentiate(roots, [x], False)
+
+
+def test_fake_tensors_know_their_mode():
+    with FakeTensorMode() as mode:
+        assert fake_mode_of(torch.empty(2)) is mode
+    assert fake_mode_of(torch.empty(2)) is None

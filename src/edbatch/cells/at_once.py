@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.cells.kernel import Launch, Programs, Tensors
+from edbatch.cells.kernel import Gradients, Launch, Programs
 
 if TYPE_CHECKING:
     from edbatch.runtime.binding import Binding
@@ -56,7 +56,7 @@ class AtOnce:
         return launch_and_finish
 
 
-def _add(totals: list[torch.Tensor | None], gradients: Tensors) -> None:
+def _add(totals: list[torch.Tensor | None], gradients: Gradients) -> None:
     for i, gradient in enumerate(gradients):
         if gradient is not None:
             known = totals[i]

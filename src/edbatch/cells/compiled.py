@@ -20,7 +20,7 @@ from edbatch.cells.body.simplify import simplify
 from edbatch.cells.capture.capture import Captured, capture
 from edbatch.cells.capture.cut_points import CapturedPart, hoist
 from edbatch.cells.capture.recapture import Recapture
-from edbatch.cells.kernel import Form, Kernel, Mask, Reads
+from edbatch.cells.kernel import Form, Kernel, Mask, Read
 from edbatch.cells.torch_ops.cell import TorchCell
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
@@ -58,13 +58,13 @@ class CompiledCell:
     views: tuple[frozenset[int], ...] = ()  # of each output the rows whose memory it shares; -1 for anything else
     enclosed_as: tuple[Any, ...] = field(default=(), repr=False)  # what the enclosed tensors were like at capture
     constant: tuple[int, ...] = ()  # arguments (rows, then shared) for which it has no gradient
-    wanting: Callable[[Mask], Kernel] | None = field(default=None, repr=False, compare=False)  # see `needs`
+    wanting: Callable[[Mask], Kernel] | None = field(default=None, repr=False, compare=False)  # see `Kernel`
     again: Recapture | None = field(default=None, repr=False, compare=False)
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
-    fused: dict[tuple[Reads, bool, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
+    fused: dict[tuple[tuple[Read, ...], bool, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
 
-    def form(self, reads: Reads, switches: Switches) -> Form:
+    def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
         """As fused kernels on the CPU, unless that was given up; else as torch ops."""
         torch_ops = self.torch_ops if switches.stack_weights else self._unstacked
         if not switches.compile or any(spec.device.type != "cpu" for spec in (*self.rows, *self.outputs)):
@@ -91,11 +91,6 @@ class CompiledCell:
         """The function's own result tree with `values` for its tensors; constants as they were at capture."""
         given = iter(values)
         return pytree.tree_unflatten([next(given) if leaf is None else leaf[0] for leaf in self.leaves], self.tree)
-
-    @property
-    def can_train(self) -> Mask:
-        """Per shared input (explicit, then enclosed): can a gradient flow to it?"""
-        return tuple(g is not None for g in self.body.shared_grads)
 
     @property
     def reason(self) -> str | None:

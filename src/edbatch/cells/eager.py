@@ -15,7 +15,7 @@ from torch import Tensor
 
 from edbatch.cells.capture.modes import Modes
 from edbatch.cells.eager_programs import Calls, EagerInference, EagerTraining, as_given
-from edbatch.cells.kernel import Form, Lender, Mask, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Lender, Mask, Programs, Read, Take
 from edbatch.cells.touched import Rehearsal
 from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.spec import OWN_RULES, Spec, own_rules
@@ -196,7 +196,7 @@ class EagerKernel:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, switches: Switches) -> Form:
+    def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
         return self
 
     def give_up(self) -> Form | None:

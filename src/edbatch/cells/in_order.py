@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.cells.eager import EagerKernel
-from edbatch.cells.kernel import Bindable, Form, Launch, Lender, Mask, Programs, Reads, Take
+from edbatch.cells.kernel import Bindable, Form, Launch, Lender, Mask, Programs, Read, Take
 from edbatch.spec import Spec
 from edbatch.switches import Switches
 
@@ -58,7 +58,7 @@ class InOrder:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, switches: Switches) -> Form:
+    def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
         return self
 
     def give_up(self) -> Form | None:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from edbatch.cells.compiled import Hoisted
     from edbatch.runtime.binding import Binding
 
-Tensors = Sequence[torch.Tensor | None]
+Gradients = Sequence[torch.Tensor | None]
 Mask = tuple[bool, ...]
 Take = Callable[[Spec], torch.Tensor]  # memory for a tensor of a spec
 Launch = Callable[[int], None]  # runs the batch of this number
@@ -36,9 +36,6 @@ class Read(Enum):
     ROWS = "rows of an arena, which kernels look up themselves"
     TENSOR = "made before: a sum of rows, say"
     NUMBERS = "numbers of a batch, which lie in the plan; whole ones are read there"
-
-
-Reads = tuple[Read, ...]
 
 
 class TooLong(Exception):
@@ -58,7 +55,7 @@ class Bindable(Protocol):
     def bind(self, x: Binding) -> Launch: ...
 
 
-def no_gradients(*_: Any) -> Tensors:
+def no_gradients(*_: Any) -> Gradients:
     """The end of a mini-batch for types that share no tensors."""
     return ()
 
@@ -77,7 +74,7 @@ class Programs:
 
     forward: Bindable
     backward: Bindable | None = None
-    finish: Callable[..., Tensors] = no_gradients
+    finish: Callable[..., Gradients] = no_gradients
     saved: tuple[Spec, ...] = ()
     deferred: tuple[Spec, ...] = ()
     finish_rows: frozenset[int] = frozenset()
@@ -94,7 +91,10 @@ class Form(Protocol):
         ...
 
     @property
-    def infer(self) -> Programs: ...
+    def infer(self) -> Programs:
+        """The programs when no gradient is wanted."""
+        ...
+
     def training(self, need_rows: Mask, need_shared: Mask, need_outs: Mask) -> Programs:
         """The programs for the wanted gradients: which operands and shared tensors want one, which outputs have one."""
         ...
@@ -113,10 +113,18 @@ class Form(Protocol):
 
 
 class Kernel(Protocol):
+    """What computes all nodes of one type: what comes in, what comes out, and the form in which it runs."""
+
     @property
-    def outputs(self) -> tuple[Spec, ...]: ...
+    def outputs(self) -> tuple[Spec, ...]:
+        """The specs of its results for one node."""
+        ...
+
     @property
-    def enclosed(self) -> tuple[torch.Tensor, ...]: ...
+    def enclosed(self) -> tuple[torch.Tensor, ...]:
+        """The shared tensors that it found by itself, such as parameters; they follow those given as arguments."""
+        ...
+
     @property
     def writes(self) -> tuple[int, ...]:
         """Operands that it writes in place, as torch sees it: their new values are its last outputs."""
@@ -152,7 +160,10 @@ class Kernel(Protocol):
         """Gives the kernel with the gradients of some arguments, of a cell that cannot have all of them at once."""
         ...
 
-    def unflatten(self, values: Sequence[Any]) -> Any: ...
+    def unflatten(self, values: Sequence[Any]) -> Any:
+        """The function's own result, a tree, with these values for its tensors."""
+        ...
+
     def differentiable(self, need_rows: Mask, need_shared: Mask) -> Mask:
         """Which outputs depend on something that needs a gradient."""
         ...
@@ -161,6 +172,6 @@ class Kernel(Protocol):
         """The kernel in two parts, of which one reads no recurrent operand; None if it stays whole."""
         ...
 
-    def form(self, reads: Reads, switches: Switches) -> Form:
+    def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
         """How it runs where operands are found like this."""
         ...

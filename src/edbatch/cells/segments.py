@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from edbatch.cells.kernel import Form, Launch, Lender, Mask, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Launch, Lender, Mask, Programs, Read, Take
 from edbatch.cells.tensor_programs import TensorBackward, TensorForward
 from edbatch.spec import Spec
 from edbatch.switches import Switches
@@ -60,7 +60,7 @@ class SegmentKernel:
     def hoisted(self, recurrent: Mask) -> None:
         return None
 
-    def form(self, reads: Reads, switches: Switches) -> Form:
+    def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
         is_quick = self.name == "copy" and switches.compile and self.outputs[0].dtype in QUICK
         return COPY_FORM if is_quick and self.outputs[0].device.type == "cpu" else self
 

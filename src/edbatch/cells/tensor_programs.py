@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from edbatch.cells.kernel import Launch, Mask, Tensors
+from edbatch.cells.kernel import Gradients, Launch, Mask
 
 if TYPE_CHECKING:
     from edbatch.runtime.binding import Binding
@@ -36,7 +36,7 @@ class TensorBackward:
     and outputs the function reads; it gets None for the others.
     """
 
-    function: Callable[..., Tensors]
+    function: Callable[..., Gradients]
     rows: Mask
     outs: Mask
 

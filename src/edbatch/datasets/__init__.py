@@ -1,4 +1,8 @@
-"""Data for the models: readers of files, which raise at whatever they do not understand, and seeded generators."""
+"""Data for the models: readers of files, which raise at whatever they do not understand, and seeded generators.
+
+In: paths, or sizes and a seed. Out: lists of examples. Imports nothing of edbatch but errors; `workloads` and `bench`
+import it.
+"""
 
 from edbatch.datasets.corpora import Corpus
 from edbatch.datasets.files import DatasetError

@@ -139,7 +139,7 @@ class Layout:
 
         What must hold: every value has a row of its own; every batch writes a range of rows, and reads the rows of the
         values that its nodes refer to; a slot is marked as a view exactly if it is one. The arguments are those of
-        `plan`.
+        `lay_out`.
         """
         from edbatch.layout.checking import check_layout
 

@@ -1,7 +1,7 @@
 """Models written for one example, ready for `edbatch.batch`: ordinary modules to start from, each on one screen.
 
 Each takes its sizes by keyword and one example, and returns the sum of the losses of the example's labels and the
-guesses at them.
+guesses at them. `workloads` gives them data.
 """
 
 from edbatch.models.attention_nmt import AttentionTranslator

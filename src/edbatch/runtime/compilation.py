@@ -24,7 +24,7 @@ log = logging.getLogger("edbatch")
 
 @dataclass(frozen=True)
 class Compiled:
-    """Of each type its form and its programs; and whether generated code may run here."""
+    """Of each type its form and its programs; and whether generated code may run in this call."""
 
     forms: tuple[Form, ...]
     programs: tuple[Programs, ...]

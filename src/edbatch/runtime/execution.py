@@ -29,6 +29,7 @@ from edbatch.runtime.operands import Operands, as_list
 from edbatch.runtime.plan import Plan
 from edbatch.runtime.row_loops import copy_rows
 from edbatch.spec import Spec
+from edbatch.torch_insides.tensors import fake_mode_of
 
 PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -81,7 +82,7 @@ class Execution:
     def check_memory(self) -> None:
         """Raises if a shared tensor has less memory than its shape needs: kernels read addresses without a check."""
         for tensor in {id(t): t for node_type in self.types for t in node_type.shared}.values():
-            if type(tensor) not in PLAIN and hasattr(tensor, "fake_mode") and tensor.device.type == "cpu":
+            if type(tensor) not in PLAIN and fake_mode_of(tensor) is not None and tensor.device.type == "cpu":
                 raise BatchError(
                     f"a tensor of shape {list(tensor.shape)} that examples share, such as a parameter, is a "
                     "FakeTensor, which has no values; give the model real ones"

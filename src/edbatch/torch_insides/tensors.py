@@ -19,6 +19,11 @@ PLAIN_FUNCTION: Any = torch._C._disabled_torch_function_impl  # a subclass with 
 PLAIN_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl  # likewise
 
 
+def fake_mode_of(tensor: Tensor) -> Any:
+    """The mode that a fake tensor belongs to; None for a real one. Asked without importing the classes of fake tensors."""
+    return getattr(tensor, "fake_mode", None)
+
+
 def is_view(tensor: Tensor) -> bool:
     """Whether autograd takes a tensor for a view. One made under no_grad claims to require a gradient and gets none."""
     return tensor._is_view()

@@ -7,7 +7,7 @@ import torch
 from bodies import CASES, Case, DoubledWeight, Reversed
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from one_by_one import autograd, close, columns, compiled, run_infer, run_training
+from one_by_one import autograd, can_train, close, columns, compiled, run_infer, run_training
 from test_random_bodies import SIZE, function_of, programs
 from torch import nn
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.usefixtures("double")
 
 def training_of(kernel, need_outs):
     need_rows = tuple(spec.is_float for spec in kernel.rows)
-    return kernel.torch_ops.training(need_rows, kernel.can_train, need_outs)
+    return kernel.torch_ops.training(need_rows, can_train(kernel), need_outs)
 
 
 def add(totals, numbers, gradients):

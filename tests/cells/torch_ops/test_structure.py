@@ -3,7 +3,7 @@
 import bodies
 import pytest
 import torch
-from one_by_one import assert_equal, compiled
+from one_by_one import assert_equal, can_train, compiled
 from torch import nn
 
 from edbatch.cells.torch_ops.across import sum_of_products
@@ -13,7 +13,7 @@ def programs(function, *shapes):
     """The training programs of a function, and the code of prologue, infer, forward, backward and finish."""
     cell = compiled(function, [bodies.reals(*shapes)()])
     _ = cell.torch_ops.infer
-    training = cell.torch_ops.training((True,) * len(shapes), cell.can_train, (True,) * len(cell.outputs))
+    training = cell.torch_ops.training((True,) * len(shapes), can_train(cell), (True,) * len(cell.outputs))
     return training, *cell.torch_ops.sources
 
 

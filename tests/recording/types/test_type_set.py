@@ -72,7 +72,7 @@ def test_few_are_kept():
     assert len(kept._kept) <= type_set.MAX_KEPT
 
 
-def test_requires_grad_is_of_the_day():
+def test_requires_grad_is_read_afresh():
     """Which gradients are needed is kept with the types, but not whether tensors require them."""
     model = nn.Sequential(nn.Linear(6, 6), nn.Tanh()).double()
     batched = edbatch.batch(model)

@@ -47,7 +47,7 @@ from edbatch.torch_insides.modes import (
     to_functional,
     without_dispatch_modes,
 )
-from edbatch.torch_insides.tensors import differentiate, is_view, storage_number, version_of
+from edbatch.torch_insides.tensors import differentiate, fake_mode_of, is_view, storage_number, version_of
 from edbatch.torch_state.hooks import Setting, Settled, applying, hooked
 from edbatch.torch_state.surroundings import (
     Made,
@@ -128,13 +128,13 @@ class _Trace:
         return to_functional(tensor) if self.functional else tensor
 
     def is_ours(self, tensor: torch.Tensor) -> bool:
-        return is_functional(tensor) or getattr(tensor, "fake_mode", None) is self.fake
+        return is_functional(tensor) or fake_mode_of(tensor) is self.fake
 
     def stand_in(self, tensor: torch.Tensor) -> torch.Tensor:
         """For tensors of this run the tensor itself; for others a fake one of the same shape, strides and dtype."""
         if self.is_ours(tensor):
             return tensor
-        if isinstance(getattr(tensor, "fake_mode", None), FakeMode):
+        if isinstance(fake_mode_of(tensor), FakeMode):
             raise RecordingError(KEEPS)  # the cell kept it from an earlier capture
         if id(tensor) not in self.stand_ins:
             if tensor.layout is not torch.strided:

@@ -132,7 +132,7 @@ def _without_data(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _draws(func: OpOverload) -> bool:
-    """Whether an op draws random numbers. It must not run here: that would advance the generator."""
+    """Whether an op draws random numbers. It runs here with the state of the generator put back afterwards."""
     return torch.Tag.nondeterministic_seeded in func.tags
 
 

@@ -17,7 +17,7 @@ from edbatch.cells.body.split import Split, prologue
 from edbatch.cells.fused.fuser import Fused, fuse
 from edbatch.cells.fused.stack_weights import bias_apart, stack_products
 from edbatch.cells.fused.strided import Strided, StridedPrologue, is_strided, without_torch
-from edbatch.cells.kernel import Form, Lender, Programs, Reads, Take
+from edbatch.cells.kernel import Form, Lender, Programs, Read, Take
 from edbatch.cells.torch_ops.emit import emit
 from edbatch.spec import Spec
 
@@ -30,7 +30,7 @@ class FusedCell(BodyForm):
         name: str,
         body: Body,
         sparse: frozenset[int],
-        reads: Reads,
+        reads: tuple[Read, ...],
         exact_math: bool,
         stack_weights: bool,
         instead: Form,

@@ -30,7 +30,7 @@ from edbatch.cells.fused.loops.pointwise import DTYPES
 from edbatch.cells.fused.memory import FusedMemory
 from edbatch.cells.fused.phases import Phases
 from edbatch.cells.fused.products import Products
-from edbatch.cells.kernel import Reads, TooLong
+from edbatch.cells.kernel import Read, TooLong
 from edbatch.cells.torch_ops.emit import add_up
 from edbatch.cells.torch_ops.rules import batched, shared
 from edbatch.cells.torch_ops.tensors import Forms
@@ -60,7 +60,7 @@ class Fused:
     by_address: bool
 
 
-def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
+def fuse(body: Body, program: Program, reads: tuple[Read, ...], exact_math: bool, name: str) -> Fused:
     """Turn a program into code, and compile it.
 
     Args:
@@ -74,7 +74,7 @@ def fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str
     return inside((_LOCK, _SameDepth()), _fuse, body, program, reads, exact_math, name)
 
 
-def _fuse(body: Body, program: Program, reads: Reads, exact_math: bool, name: str) -> Fused:
+def _fuse(body: Body, program: Program, reads: tuple[Read, ...], exact_math: bool, name: str) -> Fused:
     sys.setrecursionlimit(max(sys.getrecursionlimit(), MAX_DEPTH))  # recursion follows the longest chain of ops
     return _Fuser(body, program, reads, exact_math).emit(name)
 
@@ -90,7 +90,7 @@ class _SameDepth:
 
 
 class _Fuser:
-    def __init__(self, body: Body, program: Program, reads: Reads, exact_math: bool) -> None:
+    def __init__(self, body: Body, program: Program, reads: tuple[Read, ...], exact_math: bool) -> None:
         self.body, self.program, self.exact_math = body, program, exact_math
         self.phases = Phases(body, program, exact_math)
         self.text = BindText()

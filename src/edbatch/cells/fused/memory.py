@@ -19,7 +19,7 @@ from edbatch.cells.fused.loops.kernel_text import RowMemory
 from edbatch.cells.fused.loops.pointwise import DTYPES
 from edbatch.cells.fused.loops.ranges import behind_shifts
 from edbatch.cells.fused.phases import Phases
-from edbatch.cells.kernel import Read, Reads
+from edbatch.cells.kernel import Read
 from edbatch.cells.torch_ops.rules import batched, shared
 from edbatch.cells.torch_ops.tensors import Form, Forms, Tensors
 from edbatch.spec import Spec
@@ -37,7 +37,7 @@ class FusedMemory:
     tensors: the values that torch ops read.
     """
 
-    def __init__(self, body: Body, program: Program, reads: Reads, phases: Phases, text: BindText) -> None:
+    def __init__(self, body: Body, program: Program, reads: tuple[Read, ...], phases: Phases, text: BindText) -> None:
         self.body, self.phases, self.text = body, phases, text
         self._reads, self._soft = reads, phases.soft
         self.tensors = Tensors(body, text.launch, {}, self._make_tensor)

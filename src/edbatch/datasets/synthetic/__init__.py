@@ -1,1 +1,4 @@
-"""Random data in the forms of the real data sets."""
+"""Random data like that of the real data sets.
+
+In: sizes and a seed. Out: lists of examples.
+"""

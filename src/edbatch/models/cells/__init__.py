@@ -1,1 +1,4 @@
-"""Cells that several models have in common."""
+"""Cells that several models have in common.
+
+In: sizes. Out: modules of one example, marked as cells. Only `models` imports them.
+"""

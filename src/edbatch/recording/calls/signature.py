@@ -1,10 +1,10 @@
 """The signature of a call: its arguments are taken apart into what decides its type and what is data of this call.
 
 In: one call, for `Parts`. Out: a `key` of what belongs to the type (calls with equal keys may run together), in an
-order that determines the structure of the arguments; and `flat`, the references and numbers of this call. Keys are
-built only here; the short cuts for calls like earlier ones (`fast_cells`, `fast_functions`) look for keys of the same
-form. Arguments with marks in place of operands and shared tensors are a *template*: `fill` puts other values there, so
-that the same call can be captured on other tensors.
+order that determines the structure of the arguments; and `flat`, the references and numbers of this call. Only `Parts`
+makes a new key. The short cuts for calls like earlier ones (`fast_cells`, `fast_functions`, `_calls.c`) build the same
+keys in less time, and tests compare them. Arguments with marks in place of operands and shared tensors are a
+*template*: `fill` puts other values there, so that the same call can be captured on other tensors.
 """
 
 from __future__ import annotations

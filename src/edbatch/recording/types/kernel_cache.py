@@ -138,7 +138,7 @@ class KernelCache:
         cell: Cell | None,
         reason: str | None = None,
     ) -> Kernel:
-        """The kernel of a signature, captured when it is new; with a reason `reason`, one that runs one by one."""
+        """The kernel of a signature, captured when it is new; if a reason is given, one that runs one by one."""
         return inside((self._lock,), self._kernel, function, rows, shared, key, target, cell, reason)
 
     def _kernel(

@@ -78,7 +78,7 @@ class Output(NamedTuple):
 class TypeSet:
     """What follows from the forms of some types, in their order.
 
-    reasons: why nodes of a type run one by one; None if they are batched. runs_alone: whether there is a reason.
+    reasons: why nodes of a type run one by one; None if they are batched. are_one_by_one: whether there is a reason.
     arenas: the specs of all values that nodes compute or read; each has an arena (memory for all values of a spec).
     slot_arenas: for each type and slot the arena that it reads, -1 if it reads no values.
     row_bytes: for each type and slot the bytes of a row that it reads.

@@ -1,4 +1,4 @@
 """What compiled loops call: BLAS, exp and tanh on vectors, memory access, integers that wrap.
 
-Imports only `storage` and `torch_state`.
+Imports only `storage`, `torch_insides` and `torch_state`.
 """
