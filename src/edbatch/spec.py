@@ -61,9 +61,9 @@ def is_tensor(value: Any) -> bool:
 def own_rules(tensor: torch.Tensor) -> str | None:
     """The name of a tensor's class if the class computes in its own way; None for plain tensors and mere subclasses."""
     kind = type(tensor)
-    if (
-        kind is torch.Tensor or not _has_own_rules(kind) or fake_mode_of(tensor) is not None
-    ):  # fake ones: see `execution`
+    if kind is torch.Tensor or not _has_own_rules(kind):
+        return None
+    if fake_mode_of(tensor) is not None:  # see `execution`
         return None
     return kind.__name__
 

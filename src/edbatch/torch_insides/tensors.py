@@ -20,7 +20,7 @@ PLAIN_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl  # likewise
 
 
 def fake_mode_of(tensor: Tensor) -> Any:
-    """The mode that a fake tensor belongs to; None for a real one. Asked without importing the classes of fake tensors."""
+    """The mode that a fake tensor belongs to; None for a real one. Imports nothing."""
     return getattr(tensor, "fake_mode", None)
 
 
