@@ -57,7 +57,8 @@ def test_ablations(monkeypatch):
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
-def test_one_mode(mode):
+def test_one_mode(mode, monkeypatch):
+    monkeypatch.setenv("EDBATCH_COMPILE", "0")
     settings = ablations.Settings(("module-net",), batch_size=2, hidden=4, rounds=3, mode=mode)
     row = ablations.run(settings)["workloads"]["module-net"]
     assert [key for key in ("infer", "train") if key in row] == [mode]
@@ -71,6 +72,7 @@ def test_wrong_results_are_not_timed(monkeypatch):
         return race
 
     monkeypatch.setattr(ablations, "_without", spoiled)
+    monkeypatch.setenv("EDBATCH_COMPILE", "0")
     with pytest.raises(BenchError, match=r"nothing was timed, because .*: losses of tree-lstm, hoisting"):
         ablations.run(ablations.Settings(("tree-lstm",), batch_size=2, hidden=4, rounds=3))
 
