@@ -59,8 +59,8 @@ def test_ablations(monkeypatch):
 @pytest.mark.parametrize("mode", ["infer", "train"])
 def test_one_mode(mode, monkeypatch):
     monkeypatch.setenv("EDBATCH_COMPILE", "0")
-    settings = ablations.Settings(("module-net",), batch_size=2, hidden=4, rounds=3, mode=mode)
-    row = ablations.run(settings)["workloads"]["module-net"]
+    settings = ablations.Settings(("tree-lstm",), batch_size=2, hidden=4, rounds=3, mode=mode)
+    row = ablations.run(settings)["workloads"]["tree-lstm"]
     assert [key for key in ("infer", "train") if key in row] == [mode]
 
 

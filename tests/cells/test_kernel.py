@@ -110,14 +110,14 @@ def test_a_form_that_cannot_be_made_gives_way(monkeypatch, caplog):
 
 
 def test_the_runtime_probes_no_attributes():
-    """What it may ask is in the protocol; `hasattr` of a user's tensor is no question to a kernel."""
+    """What it may ask is in the protocol."""
     folder = Path(inspect.getfile(runtime)).parent
     probes = []
     for path in sorted(folder.glob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
                 probes.append((path.name, ast.unparse(node)))
-    assert probes == [("execution.py", "hasattr(tensor, 'fake_mode')")]
+    assert probes == []
 
 
 def test_plain_programs_are_made_when_they_are_needed(compiled):

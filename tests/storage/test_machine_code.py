@@ -235,6 +235,6 @@ def test_neither_home_nor_sources_can_be_written(layout):
     assert out == "[0, 1]"
     assert len(errors) == 2
     assert "compiled code is not kept for later processes" in errors[0]
-    assert "compiling edbatch's own planning functions" in errors[1]
+    assert "compiling edbatch's own loops" in errors[1]
     (layout.parent / "own").mkdir()
     assert "they are kept in" in run(layout, EDBATCH_CACHE=str(layout.parent / "own"))[1][0]
