@@ -1,10 +1,14 @@
 """What we rely on of torch's modes: that each acts in this thread, can be asked for, and can be set back."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils import _python_dispatch
 
+from edbatch.cells.capture.fake import FakeMode
 from edbatch.torch_insides import modes
 from edbatch.torch_insides.modes import (
     DisableAutocast,
@@ -104,6 +108,31 @@ def test_notes_of_dispatch_modes_are_right_after_one_that_was_not_left():
     inner.__enter__()
     modes.put_back_dispatch_modes([])
     assert notes() == outside
+
+
+@pytest.mark.parametrize("kind", [QuietOps, FakeMode])
+def test_quiet_modes_leave_the_notes_alone_which_are_for_all_threads(kind):
+    """Two threads that enter, and leave in the same order, would leave the notes of torch's own modes on."""
+    outside, both = notes(), threading.Barrier(2)
+    first_left, seen = threading.Event(), []
+
+    def first():
+        with kind():
+            both.wait(10)
+            seen.append(notes())
+        first_left.set()
+
+    def second():
+        with kind():
+            both.wait(10)
+            assert first_left.wait(10)
+        seen.append(notes())
+
+    with ThreadPoolExecutor(2) as threads:
+        for done in [threads.submit(first), threads.submit(second)]:
+            done.result(30)
+    assert seen == [outside, outside]
+    assert modes.num_dispatch_modes() == 0
 
 
 def test_autocast_is_asked_for_and_off_where_it_is_disabled():

@@ -22,7 +22,7 @@ from torch._subclasses.fake_tensor import (
     in_kernel_invocation_manager,  # to make views of fake tensors, by the kernels of the meta device
 )
 
-from edbatch.torch_insides.modes import TorchDispatchMode
+from edbatch.torch_insides.modes import QuietDispatchMode
 
 __all__ = [
     "LOG",
@@ -38,21 +38,17 @@ __all__ = [
 LOG = logging.getLogger("torch._subclasses.fake_tensor")  # logs a page for errors that we handle
 
 
-class UnfinishedFakeMode(FakeTensorMode):
+class UnfinishedFakeMode(FakeTensorMode, QuietDispatchMode):  # type: ignore[no-untyped-call]
     """FakeTensorMode with what fake tensors and their views need; `finish` adds the rest, and imports the compiler."""
 
     def __init__(self) -> None:
-        TorchDispatchMode.__init__(self)  # type: ignore[no-untyped-call]
+        QuietDispatchMode.__init__(self)
         self._mode_key = torch._C._TorchDispatchModeKey.FAKE
         self.in_kernel_invocation = False
         self.enter_stack = []
         self.is_finished = False
         self.allow_meta = torch._functorch.config.fake_tensor_allow_meta
         self._allow_unsafe_data_ptr_access = torch._functorch.config.fake_tensor_allow_unsafe_data_ptr_access
-
-    @classmethod
-    def _should_skip_dynamo(cls) -> bool:
-        return False  # else torch would wrap our methods, and the wrapper imports the compiler
 
     def finish(self) -> None:
         """Add the other attributes of a FakeTensorMode, which only torch's own handling of ops needs."""

@@ -8,7 +8,7 @@ with these functions.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch.utils import _python_dispatch as _dispatch
@@ -75,21 +75,33 @@ def put_back_dispatch_modes(modes: Sequence[Any]) -> None:
         _dispatch._pop_mode()
     for mode in modes:
         _dispatch._push_mode(mode)
+    noted = [mode for mode in modes if not isinstance(mode, QuietDispatchMode)]
     notes: Any = _dispatch
-    notes._is_in_torch_dispatch_mode = bool(modes)
-    notes._is_in_non_infra_torch_dispatch_mode = not all(mode.is_infra_mode() for mode in modes)
+    notes._is_in_torch_dispatch_mode = bool(noted)
+    notes._is_in_non_infra_torch_dispatch_mode = not all(mode.is_infra_mode() for mode in noted)
     if hasattr(notes, "_is_in_any_mode_without_ignore_compile_internals"):
-        is_seen = not all(mode.ignore_compile_internals() for mode in modes)
+        is_seen = not all(mode.ignore_compile_internals() for mode in noted)
         notes._is_in_any_mode_without_ignore_compile_internals = is_seen
         notes.set_is_in_mode_without_ignore_compile_internals(is_seen)
 
 
 class QuietDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """A dispatch mode whose methods torch does not wrap: the wrapper, which torch 2.13 has and 2.6 has not, would
-    import the compiler."""
+    """A dispatch mode that nobody but its thread notices.
+
+    Torch's flags about modes are one for all threads: if two threads enter, and leave in the same order, they stay on,
+    and dynamo compiles nothing any more. A mode of this class leaves them alone; `outside_compile` keeps dynamo away.
+    Torch does not wrap its methods: the wrapper, which torch 2.13 has and 2.6 has not, would import the compiler.
+    """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+
+    def __enter__(self) -> Self:
+        _dispatch._push_mode(self)
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        _dispatch._pop_mode(vars(self).get("_mode_key"))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:

@@ -16,7 +16,7 @@ from torch import nn
 
 from edbatch.recording.calls.signature import Parts
 from edbatch.torch_insides import pytree
-from edbatch.torch_insides.modes import TorchDispatchMode
+from edbatch.torch_insides.modes import QuietDispatchMode
 from edbatch.torch_insides.tensors import storage_number, version_of
 from edbatch.torch_insides.transforms import is_wrapped
 
@@ -103,11 +103,11 @@ class SharedTensors:
             del self._results[key]
 
 
-class _Draws(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _Draws(QuietDispatchMode):  # type: ignore[no-untyped-call]
     """Notices whether anything is drawn at random."""
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.seen = False
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
