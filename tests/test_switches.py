@@ -12,7 +12,7 @@ from edbatch.batched import Batched
 from edbatch.switches import ALL_ON, Switches
 from test_equal import assert_equal, gradients, tensors
 
-SWITCHES = ["hoist", "absorb_sums", "stack_weights", "order_batches", "defer_gradients"]
+SWITCHES = ["hoist", "stack_weights", "order_batches", "defer_gradients"]
 CASES = {case.name: case for case in zoo.CASES}
 NAMES = ["binary TreeLSTM", "lattice", "tagger", "attention"]
 
@@ -62,17 +62,6 @@ def test_without_hoisting_nothing_runs_ahead(name):
     assert ahead[0]
     assert not ahead[1]
     assert off.stats.num_types == on.stats.num_types - len(ahead[0])
-
-
-def test_sums_that_are_not_absorbed_are_launched():
-    on, off, columns = both("lattice", "absorb_sums")
-    sums = []
-    for batched in (on, off):
-        batched(*columns)
-        sums.append(sum(t.num_batches for t in batched.stats.types if t.name.startswith("sum")))
-        assert edbatch.record(batched, *columns).type_names == batched.stats.graph.type_names
-    assert sums[0] < sums[1]
-    assert on.stats.num_batches < off.stats.num_batches
 
 
 def products_of(batched, columns):

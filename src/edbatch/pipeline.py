@@ -1,7 +1,7 @@
 """The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → Compiled → tensors.
 
     record     recording/    every cell call and torch function on lazy values becomes a node; or replay/, by keys
-    rewrite    rewriting/    sums are absorbed by nodes that read them; what need not wait for a recurrence runs ahead
+    rewrite    rewriting/    what need not wait for a recurrence runs ahead of it
     schedule   scheduling/   a policy decides which nodes run together, and when
     plan       layout/       where values lie in memory, which rows each batch reads
     compile    cells/        for every type of node its kernels, made once

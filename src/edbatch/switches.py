@@ -14,7 +14,7 @@ class Switches:
     """What is on.
 
     compile: cells run as fused kernels, where possible. exact_math: with torch's own tanh, exp, … in them.
-    hoist: what need not wait for a recurrence runs ahead of it. absorb_sums: sums are made by who reads them.
+    hoist: what need not wait for a recurrence runs ahead of it.
     stack_weights: products of one operand become one, and so do the gradients of their weights.
     order_batches: nodes stand in batches in the order in which they are read.
     defer_gradients: the gradients of shared tensors are taken once, over all rows of a mini-batch; else batch by batch.
@@ -23,7 +23,6 @@ class Switches:
     compile: bool = True
     exact_math: bool = False
     hoist: bool = True
-    absorb_sums: bool = True
     stack_weights: bool = True
     order_batches: bool = True
     defer_gradients: bool = True

@@ -170,7 +170,7 @@ def test_learn_and_policy_show(tmp_path, monkeypatch):
     chosen = policy.training.curve[policy.training.chosen]
     ratio = chosen.batches / policy.training.lower_bound
     for expected in (
-        f"{policy.num_states} states over 6 types",
+        f"{policy.num_states} states over 7 types",
         "encoding  sort",
         f"types     {policy.types[0]}, ",
         f"crowd     {policy.crowd:g}: how much a type's ready nodes together count for the rule",
@@ -192,7 +192,7 @@ def test_policy_show_of_the_rule_alone(tmp_path, monkeypatch):
     assert run("learn", "lattice-gru", *options.split(), "--output", "none").exit_code == 0
     result = run("policy", "show", "none/policy.json")
     assert result.exit_code == 0, result.output
-    assert "0 states over 6 types" in result.output
+    assert "0 states over 7 types" in result.output
     assert "The rule alone decides, because no state was learned." in result.output
     record = json.loads((tmp_path / "none" / "policy.json").read_text())
     record["training"]["chosen"] = 0

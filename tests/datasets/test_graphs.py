@@ -106,13 +106,6 @@ def test_lattices(folder, name):
     ]  # fmt: skip
 
 
-def test_lattices_with_sums_absorbed(folder):
-    (graph,) = mini_batch_graphs("lattice-absorbed", count=1, batch_size=1, data=folder)
-    assert nodes(graph) == [
-        ("start",), ("char", 0), ("char", 1), ("word", 0), ("out", 0), ("out", 1), ("out", 2, 3),
-    ]  # fmt: skip
-
-
 def test_programs_have_one_arity_per_module(folder):
     arity_of = {"out": {1}, "feature": {0}}
     for graph in mini_batch_graphs("module-net", count=2, data=folder):  # generated even where there is real data
@@ -149,7 +142,6 @@ def test_what_cannot_be_had_is_refused(folder):
         ("bilstm-tagger", 4842, 222, 1378),
         ("lattice-lstm", 4670, 209, 859),
         ("lattice-gru", 4670, 209, 859),
-        ("lattice-absorbed", 3910, 150, 642),
     ],
 )
 def test_real_graphs(name, num_nodes, first_bound, bound_of_the_others):

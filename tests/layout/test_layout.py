@@ -137,7 +137,7 @@ def test_plain_slots_before_between_and_after_sums():
     """Sums of different lengths in between do not shift what slots of one entry read."""
     leaf, mixed = range(2)
     table = table_of(
-        [((Slot.DATA,), [(0, False)]), ((Slot.ONE, Slot.SUM, Slot.DATA, Slot.MEAN, Slot.ONE), [(0, False)])]
+        [((Slot.DATA,), [(0, False)]), ((Slot.ONE, Slot.SUM, Slot.DATA, Slot.SUM, Slot.ONE), [(0, False)])]
     )
     types = np.array([leaf, leaf, leaf, mixed, mixed], dtype=np.int64)
     first, second = [2, 2, 0, 1, 50, 1, 2, 0], [0, 1, 1, 60, 3, 2, 1, 0, 1]

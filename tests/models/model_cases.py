@@ -142,11 +142,11 @@ CASES = [
     Case("bilstm-tagger-char", partial(models.BiLSTMCharTagger, **_of_lattice), spelled_sentence, 16, 6),
     Case("lstm-nmt", partial(models.LSTMTranslator, **_of_languages), pair, 6, 2),
     Case("attention-nmt", partial(models.AttentionTranslator, **_of_languages), pair, 11, 2),
-    Case("lattice-lstm", partial(models.LatticeLSTM, **_of_lattice), lattice, 6, 2),
-    Case("lattice-gru", partial(models.LatticeGRU, **_of_lattice), lattice, 6, 2),
+    Case("lattice-lstm", partial(models.LatticeLSTM, **_of_lattice), lattice, 7, 2),
+    Case("lattice-gru", partial(models.LatticeGRU, **_of_lattice), lattice, 7, 2),
     Case("grid-tree", partial(models.GridTree, **_of_words), triangle, 3),
     *map(_grid_case, (1, 2, 3)),
-    Case("random-dag", partial(models.RandomDag, tokens=WORDS, tags=CLASSES, dim=DIM), dag, 6, 2),
+    Case("random-dag", partial(models.RandomDag, tokens=WORDS, tags=CLASSES, dim=DIM), dag, 7, 2),
     Case("module-net", partial(models.ModuleNet, **_of_modules), question, MODULES + 2),
 ]
 CASE_OF = {case.name: case for case in CASES}

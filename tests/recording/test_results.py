@@ -81,7 +81,8 @@ def test_nested_batch():
     ours = batched(X, [1, 2, 3, 4])
     expected = [sum(torch.tanh(2 * x + x * i) for i in range(n + 1)) for n, x in enumerate(X)]
     torch.testing.assert_close(ours, torch.stack(expected))
-    assert batched.stats.num_nodes == 14 + 10 + 4  # products, tanh of sums of two, sums over rows
+    assert batched.stats.num_nodes == 14 + 10 + 10 + 4  # products, sums of two, tanh of them, sums over rows
+    assert batched.stats.num_batches == 4
     torch.testing.assert_close(batched.one_by_one(X, [1, 2, 3, 4]), ours)
 
 

@@ -88,6 +88,14 @@ def test_without_recurrence_cells_stay_whole():
     assert not any(name.endswith("ahead") for name in found)
 
 
+def test_nothing_is_touched_where_nothing_runs_ahead():
+    step = edbatch.cell(nn.Linear(DIM, DIM))
+    recorded, results = edbatch.batch(lambda x: step(step(x))).pipeline.record_examples((torch.randn(3, DIM),), {})
+    after, same = rewrite(recorded, results)
+    assert after is recorded
+    assert same is results
+
+
 def test_recurrence_over_several_types():
     """Two cells that feed each other, and a sum between them: each one's own input runs ahead."""
 

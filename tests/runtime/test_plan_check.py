@@ -33,8 +33,8 @@ FAULTS = {
     "inputs of the graph: number 2 is 1, not 0": lambda p: {
         "graph": replace(p.graph, inputs=item(p.graph.inputs, 2, 1))
     },
-    "inputs of each node of the graph: number 1 is 2, not 1": lambda p: {
-        "graph": replace(p.graph, offsets=item(p.graph.offsets, 2, 2))
+    "inputs of each node of the graph: number 3 is 2, not 1": lambda p: {
+        "graph": replace(p.graph, offsets=item(p.graph.offsets, 4, 4))
     },
     "node 0 has type 9": lambda p: {"recording": replace(p.recording, types=item(p.recording.types, 0, 9))},
     "own, by batch: number 0 is 5, not 0": lambda p: {"layout": replace(p.layout, own=item(p.layout.own, 0, 5))},
@@ -66,15 +66,15 @@ def mask(needs, name, t, value):
 
 WRONG_NEEDS = {
     "length of rows, by type: number 0 is 1, not 2": lambda n: mask(n, "rows", 0, (False,)),
-    "length of shared, by type: number 1 is 0, not 1": lambda n: mask(n, "shared", 1, ()),
+    "length of shared, by type: number 2 is 0, not 1": lambda n: mask(n, "shared", 2, ()),
     "length of outs, by type: number 1 is 2, not 1": lambda n: mask(n, "outs", 1, (True, True)),
-    "shared tensors of weigh.* take part": lambda n: mask(n, "shared", 1, (False,)),
+    "shared tensors of weigh.* take part": lambda n: mask(n, "shared", 2, (False,)),
     "by_output: number 0 is True, not False": lambda n: {"by_output": item(n.by_output, (0, 0), True)},
     "rows, by slot: number 0 is True, not False": lambda n: mask(n, "rows", 0, (True, False)),
     "differentiable, by output: number 1 is True, not False": lambda n: {
         "differentiable": item(n.differentiable, 1, True)
     },
-    "outs, by output: number 2 is False, not True": lambda n: mask(n, "outs", 1, (False,)),
+    "outs, by output: number 3 is False, not True": lambda n: mask(n, "outs", 2, (False,)),
 }
 
 
@@ -95,7 +95,7 @@ def test_what_results_say_of_gradients_is_checked(needs):
 
 
 def test_plans_and_needs_are_frozen_and_print_shortly(plan, needs):
-    assert str(plan) == "Plan(Recording(12 nodes, 6 types, 2 inputs), Layout(6 batches, 3 views, 4 gathers))"
+    assert str(plan) == "Plan(Recording(14 nodes, 7 types, 2 inputs), Layout(7 batches, 4 views, 4 gathers))"
     assert str(needs[0]) == "Needs(5 outputs of 5 types take part in backward)"
     with pytest.raises(FrozenInstanceError):
         plan.layout = None

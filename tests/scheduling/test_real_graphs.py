@@ -40,7 +40,7 @@ def test_trees() -> None:
     )  # fmt: skip
 
 
-def test_lattices_with_sums_as_nodes() -> None:
+def test_lattices() -> None:
     graphs = mini_batch_graphs("lattice-lstm", count=6)
     assert graphs[0].num_nodes == 4670
     assert_counts(
@@ -48,18 +48,6 @@ def test_lattices_with_sums_as_nodes() -> None:
         {
             "lower bound": (209, 859), "depth": (585, 2380), "agenda": (480, 1830), "agenda-remaining": (434, 1680),
             "bound-greedy": (255, 1016),
-        },
-    )  # fmt: skip
-
-
-def test_lattices_with_sums_absorbed() -> None:
-    graphs = mini_batch_graphs("lattice-absorbed", count=6)
-    assert graphs[0].num_nodes == 3910
-    assert_counts(
-        graphs,
-        {
-            "lower bound": (150, 642), "depth": (312, 1361), "agenda": (207, 891), "agenda-remaining": (243, 1082),
-            "bound-greedy": (150, 660),
         },
     )  # fmt: skip
 

@@ -23,7 +23,6 @@ from edbatch.workloads import Workload
 EVERYTHING, AGAIN, RECORDING = "everything", "everything, again", "key="
 SWITCHES = {
     "hoisting": "hoist",
-    "absorbed sums": "absorb_sums",
     "stacked weights": "stack_weights",
     "order inside batches": "order_batches",
     "deferred gradients": "defer_gradients",

@@ -34,7 +34,6 @@ class Read(Enum):
     """How a fused cell finds an operand."""
 
     ROWS = "rows of an arena, which kernels look up themselves"
-    TENSOR = "made before: a sum of rows, say"
     NUMBERS = "numbers of a batch, which lie in the plan; whole ones are read there"
 
 

@@ -267,7 +267,7 @@ def bench_ablations(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """What each rewrite buys: hoisting, absorbed sums, stacked weights, order inside batches, deferred gradients, keys.
+    """What each rewrite buys: hoisting, stacked weights, order inside batches, deferred gradients, keys.
 
     Example: `edbatch bench ablations lattice-lstm --mode train --threads 2`
     """

@@ -153,20 +153,16 @@ def _add_chain(nodes: Nodes, type_: str, layer: Sequence[tuple[int, ...]]) -> li
     return states
 
 
-def _add_lattice(nodes: Nodes, lattice: Lattice, absorb_sums: bool = False) -> None:
-    """A char or word node for each arc and an output for each lattice node; arcs that meet are added by a sum node, or
-    by each of its readers, which then have more inputs.
-    """
-    states: list[tuple[int, ...]] = []
+def _add_lattice(nodes: Nodes, lattice: Lattice) -> None:
+    """A char or word node for each arc and an output for each lattice node; arcs that meet are added by a sum node."""
+    states: list[int] = []
     for i, arcs in enumerate(lattice.arcs):
-        state = tuple(nodes.add("char" if source == i - 1 else "word", *states[source]) for source, _ in arcs)
-        if not arcs:
-            state = (nodes.add("start"),)
-        elif len(arcs) > 1 and not absorb_sums:
-            state = (nodes.add("sum", *state),)
-        states.append(state)
+        ends = [nodes.add("char" if source == i - 1 else "word", states[source]) for source, _ in arcs]
+        if not ends:
+            ends = [nodes.add("start")]
+        states.append(ends[0] if len(ends) == 1 else nodes.add("sum", *ends))
     for state in states:
-        nodes.add("out", *state)
+        nodes.add("out", state)
 
 
 def _add_program(nodes: Nodes, program: Call) -> None:
@@ -193,14 +189,8 @@ STRUCTURES: dict[str, GraphFamily] = {
             partial(_add_tree, two_types=True),
         ),
         GraphFamily("bilstm-tagger", "two-layer bidirectional LSTM on tagged sentences", _sentences, _add_sentence),
-        GraphFamily("lattice-lstm", "LSTM on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
-        GraphFamily("lattice-gru", "GRU on word lattices, sums of arcs as nodes", _lattices, _add_lattice),
-        GraphFamily(
-            "lattice-absorbed",
-            "LSTM or GRU on word lattices, sums of arcs read by their consumers",
-            _lattices,
-            partial(_add_lattice, absorb_sums=True),
-        ),
+        GraphFamily("lattice-lstm", "LSTM on word lattices", _lattices, _add_lattice),
+        GraphFamily("lattice-gru", "GRU on word lattices", _lattices, _add_lattice),
         GraphFamily("module-net", "generated programs over 40 modules, an output at the root", _programs, _add_program),
     )
 }

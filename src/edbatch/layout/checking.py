@@ -17,7 +17,7 @@ from edbatch.layout.reads import OF_ROWS, Reads, lengths, parse, ranges, require
 from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 
-BOUNDED = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS)  # behind their rows stands where those of each node begin
+BOUNDED = (Slot.SUM, Slot.SUM_ROWS, Slot.OFFSETS)  # behind their rows stands where those of each node begin
 
 
 def check_layout(
@@ -29,7 +29,7 @@ def check_layout(
     _check_batches(layout, graph, table, schedule, length)
     first_row = _check_rows(layout, graph, table, length, outside)
     places = _PlacesOfRows.of(layout, graph, table, schedule)
-    _check_operands(layout, schedule, places, _operands(graph, table, places, reads, length, first_row, outside_row))
+    _check_operands(layout, places, _operands(graph, table, places, reads, length, first_row, outside_row))
     _check_bounds(layout, schedule, places, reads, length)
     _check_addresses(layout)
 
@@ -151,7 +151,7 @@ def _operands(
     return rows[in_order], group[entry][in_order]
 
 
-def _check_operands(layout: Layout, schedule: Schedule, places: _PlacesOfRows, operands: tuple[Ints, Ints]) -> None:
+def _check_operands(layout: Layout, places: _PlacesOfRows, operands: tuple[Ints, Ints]) -> None:
     """Check that every batch reads the rows of what its nodes refer to, and that views are marked as views."""
     rows, group = operands
     exists, kind = places.exists, places.kind
@@ -167,9 +167,7 @@ def _check_operands(layout: Layout, schedule: Schedule, places: _PlacesOfRows, o
     found = layout.index[at]
     require(found == rows, lambda i: f"{where[group[i]]} reads {found[i]} at {at[i]}, but should read {rows[i]}")
     breaks = np.bincount(group[1:][(rows[1:] != rows[:-1] + 1) & (group[1:] == group[:-1])], minlength=exists.size)
-    nodes = np.diff(schedule.starts)[:, None]
-    is_plain = (kind < Slot.SUM) | ((kind < Slot.SUM_ROWS) & (size == nodes))
-    is_view = (breaks.reshape(exists.shape) == 0) & is_plain
+    is_view = (breaks.reshape(exists.shape) == 0) & (kind < Slot.SUM)
     first = np.full(exists.size, -1, np.int64)
     first[group[::-1]] = rows[::-1]
     expected = np.where(is_view, first.reshape(exists.shape), -1)

@@ -7,7 +7,7 @@ once when weight gradients are computed at the end. The rows that all batches re
 
 `args` is flat: node after node, and for each node slot after slot. A *slot* is the place of an operand in a type. It
 holds one *reference*, which is the number of a value (`node + output * REF`; negative for an input that no node
-computes, but that comes from outside); or a length of at least 1 followed by so many references (LIST, SUM, MEAN); or
+computes, but that comes from outside); or a length of at least 1 followed by so many references (LIST, SUM); or
 one number (DATA); or nothing (OFFSETS).
 """
 
@@ -53,10 +53,9 @@ class Slot(IntEnum):
     ROWS = 2  # as many as the producer has rows: a ragged value (a stack of any number of values)
     LIST = 3  # as many as are listed: values stacked
     SUM = 4  # as many as are listed, summed to one
-    MEAN = 5  # as many as are listed, averaged to one
-    SUM_ROWS = 6  # as many as the producer has rows, summed to one
-    DATA = 7  # 1: a number
-    OFFSETS = 8  # none: where each node's rows begin in the batch
+    SUM_ROWS = 5  # as many as the producer has rows, summed to one
+    DATA = 6  # 1: a number
+    OFFSETS = 7  # none: where each node's rows begin in the batch
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -89,7 +88,7 @@ class Layout:
 
     Attributes:
         index: every row that is read: slot after slot, for each slot batch after batch in launch order. Behind the rows
-            that a batch sums or averages stands where the rows of each of its nodes begin among them.
+            that a batch sums stands where the rows of each of its nodes begin among them.
         slot_begin: where the rows of a batch and slot begin in `index`. slot_size: how many they are. slot_first: the
             first row if they are consecutive and are not added up (a *view*), else -1 (a *gather*). All are `[b, k]`.
         node_begin, row_begin: the first node and the first row of each batch among those of its type.

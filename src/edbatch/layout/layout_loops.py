@@ -10,7 +10,7 @@ import numpy as np
 from edbatch.storage.loops import inner_loop, loop
 
 # The values of layout.Slot, as constants that numba can see.
-ONE, REPEAT, ROWS, LIST, SUM, MEAN, SUM_ROWS, DATA, OFFSETS = range(9)
+ONE, REPEAT, ROWS, LIST, SUM, SUM_ROWS, DATA, OFFSETS = range(8)
 MASK = (1 << 32) - 1
 
 
@@ -20,9 +20,9 @@ def entries(kind, args, at):
 
     An entry is a reference to a value, or a number if the slot is DATA.
     """
-    if kind < LIST:  # the usual case first: `LIST <= kind <= MEAN` first would take twice the time
+    if kind < LIST:  # the usual case first: `LIST <= kind <= SUM` first would take twice the time
         return at, at + 1
-    if kind <= MEAN:
+    if kind <= SUM:
         return at + 1, at + 1 + args[at]
     return at, at + (kind != OFFSETS)
 
@@ -190,9 +190,7 @@ def fill(args, slot_starts, slot_kinds, output_starts, output_per_row, order, st
                 same = begin + 1
                 while same < at and index[same] == index[same - 1] + 1:
                     same += 1
-                # A view also when every sum has one term.
-                is_plain = kind < SUM or (kind < SUM_ROWS and at - begin == nodes)
-                slots[2, b, s - slot_starts[t]] = index[begin] if same == at and is_plain else -1
+                slots[2, b, s - slot_starts[t]] = index[begin] if same == at and kind < SUM else -1
             if kind >= SUM and kind != DATA:
                 bounds[nodes] = offset if kind == OFFSETS else at - begin
                 for j in range(nodes + 1):  # a slice would take a second more to compile

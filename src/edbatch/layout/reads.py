@@ -15,7 +15,7 @@ import numpy as np
 
 from edbatch.layout.layout import Ints, Slot, SlotTable
 
-LISTS = (Slot.LIST, Slot.SUM, Slot.MEAN)  # slots that begin with a length
+LISTS = (Slot.LIST, Slot.SUM)  # slots that begin with a length
 OF_ROWS = (Slot.ROWS, Slot.SUM_ROWS)  # slots that read all rows of a value
 
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from edbatch.errors import BatchError
-from edbatch.layout.layout import Ints, renumber, unpack
+from edbatch.layout.layout import Ints, renumber
 from edbatch.recording.values.lazy import Lazy, PendingSum, Ragged
 from edbatch.recording.values.ragged import check_owner, is_list
 from edbatch.spec import Spec, is_tensor
@@ -93,11 +93,6 @@ class Results:
                 if any(isinstance(v, Lazy) for v in values):
                     found += _groups_of_lazy(j, values, recorder)
         return Results(structure, leaves, names, tuple(found))
-
-    def nodes(self) -> Ints:
-        """The nodes that results refer to."""
-        refs = np.concatenate([np.empty(0, np.int64), *[group.refs for group in self.groups]])
-        return unpack(refs[refs >= 0])[0]
 
     def renumbered(self, place: np.ndarray) -> Results:
         """The same results in a recording whose node `place[i]` was node i of this one."""

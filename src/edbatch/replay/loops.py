@@ -2,7 +2,7 @@
 
 They cut a recording into *pieces*, one of each example, and join pieces into mini-batches. References (value numbers)
 are as in `layout/layout.py`: `node + output * REF`, or `-1 - number` for an input from outside. In a piece, nodes and
-inputs from outside are numbered from 0. Recordings are rewritten only later, so no slot is a mean yet.
+inputs from outside are numbered from 0.
 
 A piece is a row of a table, and a range of one flat array: the types of its nodes, their args, and one reference for
 each leaf of its result (without meaning if the leaf is not one recorded value). A second flat array says which numbers

@@ -22,7 +22,7 @@ from edbatch.recording.types.type_set import NodeType
 if TYPE_CHECKING:
     from edbatch.cells.compiled import Hoisted, HoistedPart
 
-SLOTS = {Slot.ONE, Slot.SUM, Slot.MEAN, Slot.DATA}  # with other slots a node may compute several rows
+SLOTS = {Slot.ONE, Slot.DATA}  # with other slots a node may compute several rows
 
 
 def hoist(recording: Recording) -> tuple[Recording, Ints | None]:

@@ -19,7 +19,8 @@ from edbatch.cells.fused.strided import Strided
 from edbatch.cells.kernel import Launch, Mask, Read
 from edbatch.layout.layout import Slot
 from edbatch.runtime.arena import CPU, Buffer, Lease, Span
-from edbatch.runtime.row_loops import NAMES, Total, row_kernels
+from edbatch.runtime.row_loops import NAMES, Total, copy_rows, row_kernels
+from edbatch.spec import Spec
 
 if TYPE_CHECKING:
     from edbatch.runtime.execution import Execution
@@ -181,9 +182,11 @@ class Binding:
         kept = self._kept(slot)
         if kept is not None:
             return lambda b: kept[own[b] : own[b] + sizes[b]]
-        if spec is None or spec.dtype not in NAMES or kind in (Slot.DATA, Slot.OFFSETS):
+        if spec is None or spec.dtype not in NAMES or kind == Slot.DATA:
             return lambda b: operands.read(arenas, b, slot)
-        arena, write, first = arenas[self._arena_of[slot]], self.writer(slot), operands.first
+        arena, starts, first = arenas[self._arena_of[slot]], operands.begin, operands.first
+        copy, index, source = copy_rows(spec.dtype.itemsize), self.head[2], self.arena(slot)
+        width = math.prod(spec.shape)
         part, keep = self._buffer(slot)
         buffer = part.tensor()
 
@@ -193,7 +196,7 @@ class Binding:
                 return arena[at : at + sizes[b]]
             begin = own[b] if keep else 0
             rows = buffer[begin : begin + sizes[b]]
-            write(b, rows.data_ptr())
+            copy(sizes[b], index, starts[b][slot], source, rows.data_ptr(), width)
             return rows
 
         return read
@@ -215,11 +218,9 @@ class Binding:
         """Memory for the gathered rows of an operand; whether it is kept, and so for all batches instead of for one."""
         if slot not in self._buffers:
             execution, t = self._execution, self._type
-            kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
-            programs = execution.programs[t]
+            spec = execution.types[t].slot_specs[slot]
             assert spec is not None
-            keep = slot in programs.finish_rows or (programs.backward is not None and is_taken(kind))
-            keep = keep and not execution.operands.is_one_view(t, slot)
+            keep = slot in execution.programs[t].finish_rows and not execution.operands.is_one_view(t, slot)
             if keep:
                 buffer = execution.lease.reserve(spec, execution.type_sizes[t])
                 execution.kept[t][slot] = buffer.tensor()
@@ -250,69 +251,39 @@ class Binding:
         address, _, stride, is_transposed = self.weights(whole.narrow(1, column, whole.shape[1] - column), 1)
         return address, stride, is_transposed
 
-    def writer(self, slot: int) -> Callable[[int, int], None]:
-        """A function that writes a batch's operand, rows of floats, to an address."""
-        total, given = self._total(slot, 0, is_own=False)
-        p, place = given.buffer_info()[0], Total._fields.index("target")
-
-        def write(b: int, address: int) -> None:
-            given[place] = address
-            total(b, p)
-
-        return write
-
     def copier(self) -> Launch:
         """The launch function of a type that copies its only operand, rows of floats: a stack or a sum of values."""
-        total, given = self._total(0, self.address("outs", 0), is_own=True)
-        p = given.buffer_info()[0]
+        kind, spec = self._copied()
+        _, _, _, begins, counts, _ = self._execution.plan.layout.addresses
+        width, is_summed = math.prod(spec.shape), kind >= Slot.SUM
+        given = array("q", Total(*self.head, begins, counts, self.arena(0), self.address("outs", 0), width, is_summed))
+        total, p = row_kernels(spec.dtype).total, given.buffer_info()[0]
         return lambda b, memory=(self, given): total(b, p)  # type: ignore[misc]
 
     def copier_back(self) -> Launch:
         """The launch function of its backward."""
-        add, gradients, own, sizes = self.adder(0), self.tensor("out_grads", 0), self.own, self.sizes
-        return lambda b: add(b, gradients[own[b] : own[b] + sizes[b]])
+        kind, spec = self._copied()
+        own, sizes, width = self.own, self.sizes, math.prod(spec.shape)
+        if kind < Slot.SUM:
+            gradients = self.tensor("out_grads", 0)
+            return lambda b: self.add_gradient(b, 0, gradients[own[b] : own[b] + sizes[b]])
+        begin, size = self._execution.operands.begin, self._execution.operands.size
+        index, source, target = self.head[2], self.address("out_grads", 0), self.gradient(0)
+        add_back, row_bytes = row_kernels(spec.dtype).add_back, width * spec.dtype.itemsize
 
-    def _total(self, slot: int, target: int, *, is_own: bool) -> tuple[Callable[[int, int], None], array[int]]:
-        """The kernel that writes an operand to an address, and its arguments."""
-        node_type, layout = self._execution.types[self._type], self._execution.plan.layout
-        kind, spec = node_type.slots[slot], node_type.slot_specs[slot]
-        assert spec is not None
-        begins, counts, firsts = (address + 8 * slot for address in layout.addresses[3:])
-        given = Total(
-            *self.head, begins, counts, firsts, self.arena(slot), target, math.prod(spec.shape), is_own, is_taken(kind),
-            kind == Slot.MEAN,
-        )  # fmt: skip
-        return row_kernels(spec.dtype).total, array("q", given)
-
-    def adder(self, slot: int) -> Callable[[int, Tensor], None]:
-        """A function that adds the gradient of a batch's operand to the gradients of the rows it was read from."""
-        execution, t = self._execution, self._type
-        kind, spec = execution.types[t].slots[slot], execution.types[t].slot_specs[slot]
-        operands, gradients = execution.operands, self._gradients
-        if spec is None or spec.dtype not in NAMES or not is_taken(kind):
-            return lambda b, gradient: operands.add_gradient(gradients, b, slot, gradient)
-        begin, first, size, sizes = operands.begin, operands.first, operands.size, self.sizes
-        index, target, width = self.head[2], self._gradient_arena(self._arena_of[slot]), math.prod(spec.shape)
-        add_back, is_mean = row_kernels(spec.dtype).add_back, kind == Slot.MEAN
-
-        def add(b: int, gradient: Tensor) -> None:
-            at = first[b][slot]
-            if at >= 0:
-                target[at : at + sizes[b]].add_(gradient)
-                return
-            gradient = gradient.contiguous()
-            add_back(
-                sizes[b], index, begin[b][slot], size[b][slot], gradient.data_ptr(), target.data_ptr(), width, is_mean
-            )
+        def add(b: int, memory: Any = self) -> None:
+            add_back(sizes[b], index, begin[b][0], size[b][0], source + own[b] * row_bytes, target, width)
 
         return add
+
+    def _copied(self) -> tuple[Slot, Spec]:
+        """How a type that only copies reads its operand, and the spec of a row."""
+        node_type = self._execution.types[self._type]
+        (kind,), (spec,) = node_type.slots, node_type.slot_specs
+        assert spec is not None
+        return kind, spec
 
 
 def reading(kind: Slot) -> Read:
     """How a fused cell finds an operand."""
-    return Read.NUMBERS if kind == Slot.DATA else Read.TENSOR if is_taken(kind) else Read.ROWS
-
-
-def is_taken(kind: Slot) -> bool:
-    """Whether an operand is made before a kernel runs, as sums of rows and numbers are, and not read in place."""
-    return kind >= Slot.SUM
+    return Read.NUMBERS if kind == Slot.DATA else Read.ROWS

@@ -59,7 +59,7 @@ class Operands:
         t = self.batch_types[batch]
         node_type = self.types[t]
         kind, begin, size = node_type.slots[slot], self.begin[batch][slot], self.size[batch][slot]
-        if is_plain(kind, size, self.nodes[batch]):
+        if kind < Slot.SUM:
             arena, first = arenas[self.arena_of[t][slot]], self.first[batch][slot]
             if first >= 0:
                 return arena.narrow(0, first, size)
@@ -76,8 +76,7 @@ class Operands:
         offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
         bounds = self._layout.index[begin + size : begin + size + self.nodes[batch] + 1]  # no wait for the device
         is_long = bool(np.diff(bounds).max() > LONG)
-        total = sum_rows(arena, index.narrow(0, begin, size), offsets, is_long)
-        return total if kind != Slot.MEAN else total.div_(_counts(offsets, total))
+        return sum_rows(arena, index.narrow(0, begin, size), offsets, is_long)
 
     def is_one_view(self, t: int, slot: int) -> bool:
         """Whether all nodes of a type are one batch, which reads a slot as a view."""
@@ -85,13 +84,11 @@ class Operands:
         return self.first[batch][slot] >= 0 and t not in self.batch_types[batch + 1 :]
 
     def read_all(self, arenas: list[Tensor], batches: list[int], slot: int) -> Tensor:
-        """A slot of all batches of one type, in launch order."""
+        """A slot of all batches of a cell's type, in launch order; cells read rows as they are, and numbers."""
         if len(batches) == 1:
             return self.read(arenas, batches[0], slot)
         t = self.batch_types[batches[0]]
         kind, begin = self.types[t].slots[slot], self.begin[batches[0]][slot]
-        if kind in (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.OFFSETS):
-            return torch.cat([self.read(arenas, b, slot) for b in batches])
         size = self.begin[batches[-1]][slot] + self.size[batches[-1]][slot] - begin
         if kind == Slot.DATA:
             spec = self.types[t].slot_specs[slot]
@@ -112,10 +109,8 @@ class Operands:
             target.narrow(0, first, size).add_(gradient)
             return
         index = self.index(target.device)
-        if not is_plain(kind, size, self.nodes[batch]):
+        if kind >= Slot.SUM:
             offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
-            if kind == Slot.MEAN:
-                gradient = gradient / _counts(offsets, gradient)
             gradient = gradient.repeat_interleave(offsets.diff(), dim=0, output_size=size)
         elif _lies_in(gradient, target):
             # The kernel returned a gradient that it was given, which lies in this arena. index_add_ refuses overlaps.
@@ -128,11 +123,6 @@ def as_list(array: np.ndarray) -> list[Any]:
     return found
 
 
-def is_plain(kind: Slot, num_rows: int, num_nodes: int) -> bool:
-    """Whether rows are read as they are: there is nothing to sum or average, or only one term for each node."""
-    return kind < Slot.SUM or (kind < Slot.SUM_ROWS and num_rows == num_nodes)
-
-
 def _lies_in(tensor: Tensor, whole: Tensor) -> bool:
     """Whether a tensor begins inside the memory of another of its dtype."""
     if storage_number(tensor) != storage_number(whole):
@@ -143,11 +133,6 @@ def _lies_in(tensor: Tensor, whole: Tensor) -> bool:
 def number_column(column: Tensor, spec: Spec) -> Tensor:
     """Numbers of the layout's index in the dtype of a spec; floats are there as their bits."""
     return column.view(torch.float64).to(spec.dtype) if spec.is_float else column.to(spec.dtype)
-
-
-def _counts(offsets: Tensor, like: Tensor) -> Tensor:
-    """How many rows each segment has, in a shape by which `like` can be divided."""
-    return offsets.diff().to(like.dtype).view(-1, *[1] * (like.dim() - 1))
 
 
 def sum_rows(arena: Tensor, index: Tensor, offsets: Tensor, is_long: bool) -> Tensor:

@@ -28,10 +28,9 @@ READ
     B, w = load_i64(sizes, b, 0), load_i64(own, b, 0)
     slot = b * num_slots
     begin, size = load_i64(begins, slot, 0), load_i64(counts, slot, 0)
-    is_view = load_i64(firsts, slot, 0) >= 0
     for r in range(B):
-        at = (r + is_own * w) * width
-        if is_view or not is_summed:
+        at = (r + w) * width
+        if not is_summed:
             row = load_i64(rows, begin + r, 0) * width
             for j in range(width):
                 store_T(target, at + j, load_T(source, row + j, 1), 2)
@@ -51,18 +50,14 @@ READ
                 row = load_i64(rows, begin + k, 0) * width
                 for j in range(width):
                     store_T(target, at + j, load_T(target, at + j, 2) + load_T(source, row + j, 1), 2)
-        if is_mean and last - first > 1:
-            for j in range(width):
-                store_T(target, at + j, load_T(target, at + j, 2) / CAST(last - first), 2)
 """
-_ADD_BACK = """def kernel(B, index, begin, size, source, target, width, is_mean):
+_ADD_BACK = """def kernel(B, index, begin, size, source, target, width):
     for r in range(B):
         first, last = load_i64(index, begin + size + r, 0), load_i64(index, begin + size + r + 1, 0)
-        scale, at = CAST(last - first if is_mean else 1), r * width
         for k in range(first, last):
             row = load_i64(index, begin + k, 0) * width
             for j in range(width):
-                store_T(target, row + j, load_T(target, row + j, 2) + load_T(source, at + j, 1) / scale, 2)
+                store_T(target, row + j, load_T(target, row + j, 2) + load_T(source, r * width + j, 1), 2)
 """
 NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
 
@@ -70,10 +65,9 @@ NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
 class Total(NamedTuple):
     """The arguments of `total`.
 
-    sizes, own, rows, num_slots: as for every kernel. begins, counts, firsts: for the operand and the first batch, the
-    addresses of where its rows begin in the index, how many there are, and the first if they are consecutive (else -1).
-    source: the arena that is read. target: where results are written; with `is_own` memory for all batches of the type.
-    width: elements of a row.
+    sizes, own, rows, num_slots: as for every kernel. begins, counts: for the first batch, the addresses of where its
+    rows begin in the index, and how many there are. source: the arena that is read. target: where results are written,
+    memory for all batches of the type. width: elements of a row. is_summed: whether the rows of each node are summed.
     """
 
     sizes: int
@@ -82,13 +76,10 @@ class Total(NamedTuple):
     num_slots: int
     begins: int
     counts: int
-    firsts: int
     source: int
     target: int
     width: int
-    is_own: int
     is_summed: int
-    is_mean: int
 
 
 class RowKernels(NamedTuple):

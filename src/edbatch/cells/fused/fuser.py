@@ -175,8 +175,8 @@ class _Fuser:
         self._run(loops)
         for slot, value in enumerate(self.program.returns or ()):
             if value is not None and not memory.is_indexed(slot):
-                add = self.text.bound(f"add{slot}", f"x.adder({slot})")
-                line(f"{add}(b, {memory.tensors.raw(value)})")
+                add = self.text.bound("add_gradient", "x.add_gradient")
+                line(f"{add}(b, {slot}, {memory.tensors.raw(value)})")
         for key, value in self.program.sums:
             sums = self.text.bound("sums", "x.sums")
             line(f"{memory.tensors.object(add_up)}({sums}, {key}, {memory.tensors.row(value)})")

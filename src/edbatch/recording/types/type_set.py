@@ -23,7 +23,7 @@ from edbatch.cells.kernel import Kernel, Mask
 from edbatch.layout.layout import Ints, Slot, SlotTable
 from edbatch.spec import Spec
 
-SUMS = (Slot.SUM, Slot.MEAN, Slot.SUM_ROWS, Slot.DATA)
+SUMS = (Slot.SUM, Slot.SUM_ROWS, Slot.DATA)
 
 T = TypeVar("T")
 MAX_SETS = 32  # sets that are kept

@@ -15,7 +15,7 @@ from edbatch.torch_insides.modes import DisableTorchFunction
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
-LISTS = (Slot.LIST, Slot.SUM, Slot.MEAN)
+LISTS = (Slot.LIST, Slot.SUM)
 
 
 class Lineage:
