@@ -32,6 +32,7 @@ def checking_prepare(prepare):
             results.check(plan.recording)
             if needs is not None:
                 needs.check(plan.recording, results)
+            execution.compiled.check(plan, needs)
         return execution, results
 
     return checked

@@ -31,8 +31,13 @@ def recorded():
     return edbatch.batch(function).pipeline.record_examples((X, [1, 2]), {})
 
 
+def executed():
+    """An execution that has not run, and its results."""
+    batched = edbatch.batch(function)
+    return batched.pipeline.prepare((X, [1, 2]), {}, batched.policy, Stopwatch())
+
+
 def prepared():
     """A plan, the results and the needs of backward."""
-    batched = edbatch.batch(function)
-    execution, results = batched.pipeline.prepare((X, [1, 2]), {}, batched.policy, Stopwatch())
+    execution, results = executed()
     return execution.plan, results, execution.needs

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from tree_text import format_tree
 
 from edbatch.datasets import DatasetError
 from edbatch.datasets.lattices import load_lattices, read_lattices
 from edbatch.datasets.tags import load_tags, read_tags
 from edbatch.datasets.translations import load_pairs, read_pairs, read_vocabulary
-from edbatch.datasets.trees import format_tree, load_trees, read_trees
+from edbatch.datasets.trees import load_trees, read_trees
 
 
 def trees(path: Path) -> list[str]:

@@ -6,9 +6,9 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
+from tree_text import format_tree
 
 from edbatch.datasets import Tree, Vocabulary, load_trees, random_trees, read_trees, with_kinds
-from edbatch.datasets.trees import format_tree
 
 
 @pytest.fixture

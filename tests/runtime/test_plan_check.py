@@ -1,4 +1,4 @@
-"""Plans and needs are checked: for everything that they promise there is a fault that is found."""
+"""Plans, needs and compiled programs are checked: for everything that they promise there is a fault that is found."""
 
 from dataclasses import FrozenInstanceError, replace
 
@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from edbatch.errors import GraphError
-from staged import prepared
+from edbatch.spec import Spec
+from staged import X, executed, prepared
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +102,35 @@ def test_plans_and_needs_are_frozen_and_print_shortly(plan, needs):
         plan.layout = None
     with pytest.raises(FrozenInstanceError):
         needs[0].rows = ()
+
+
+def programs(compiled, t, **changes):
+    made = list(compiled.programs)
+    made[t] = replace(made[t], **changes)
+    return {"programs": tuple(made)}
+
+
+WRONG_PROGRAMS = {
+    "number of forms and of programs: number 1 is 6, not 7": lambda c: {"programs": c.programs[1:]},
+    "whether there is a backward, by type: number 2 is False, not True": lambda c: programs(c, 2, backward=None),
+    "pair.* keeps values for a backward that it does not have": lambda c: programs(c, 0, saved=(Spec.of(X),)),
+    "weigh.* read operands .7.": lambda c: programs(c, 2, finish_rows=frozenset({7})),
+    "pair.* writes gradients of operands .0,. that need none": lambda c: programs(c, 0, scatters=(0,)),
+}
+
+
+@pytest.mark.parametrize("match", WRONG_PROGRAMS)
+def test_faults_of_compiled_programs_are_found(match):
+    execution, _ = executed()
+    compiled, made_of = execution.compiled, (execution.plan, execution.needs)
+    compiled.check(*made_of)
+    with pytest.raises(AssertionError, match=match):
+        replace(compiled, **WRONG_PROGRAMS[match](compiled)).check(*made_of)
+
+
+def test_compiled_programs_print_shortly():
+    execution, _ = executed()
+    assert str(execution.compiled) == "Compiled(4 TorchCell, 3 SegmentKernel)"
 
 
 def test_what_a_stage_was_given_stays(monkeypatch):

@@ -24,7 +24,6 @@ SHIPPED = Path(__file__).parent / "data"
 _TOKEN = re.compile(r"[()]|[^ ()]+")
 _LABEL_OF_TOKEN = {str(label): label for label in range(NUM_LABELS)}
 _WORD_OF_ESCAPE = {"-LRB-": "(", "-RRB-": ")"}
-_ESCAPE_OF_WORD = {word: escape for escape, word in _WORD_OF_ESCAPE.items()}
 
 
 class Tree:
@@ -133,23 +132,6 @@ def with_kinds(trees: Iterable[Tree], seed: int) -> list[Tree]:
                 parts.append(Tree(node.label, left=left, right=right, kind=dice.getrandbits(1)))
         copies += parts
     return copies
-
-
-def format_tree(tree: Tree, vocabulary: Vocabulary) -> str:
-    """The s-expression of a tree; `read_trees` reads it back.
-
-    >>> format_tree(Tree(3, left=Tree(2, word=1), right=Tree(4, word=2)), Vocabulary(["and/or", "(" ]))
-    '(3 (2 and\\\\/or) (4 -LRB-))'
-    """
-    texts: list[str] = []
-    for node in tree.nodes():
-        if node.is_leaf:
-            word = vocabulary.words[node.word]
-            texts.append(f"({node.label} {_ESCAPE_OF_WORD.get(word, word).replace('/', chr(92) + '/')})")
-        else:
-            right, left = texts.pop(), texts.pop()
-            texts.append(f"({node.label} {left} {right})")
-    return texts[0]
 
 
 def _parse(line: str, vocabulary: Vocabulary, grow: bool) -> Tree:

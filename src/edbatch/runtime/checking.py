@@ -1,6 +1,6 @@
-"""Checks for tests: what `Plan` and `Needs` promise is computed again, slowly, in plain Python and numpy.
+"""Checks for tests: what `Plan`, `Needs` and `Compiled` promise is computed again, slowly, in plain Python and numpy.
 
-In: a `Plan` or `Needs`, and what they were made of. Out: nothing, or an error that names the first fault.
+In: one of these, and what it was made of. Out: nothing, or an error that names the first fault.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from edbatch.layout.layout import unpack
 from edbatch.layout.reads import Reads, parse, require_same
 from edbatch.recording.results import Results
 from edbatch.recording.types.recording import Recording
+from edbatch.runtime.compilation import Compiled
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.plan import Plan
 
@@ -64,6 +65,23 @@ def check_needs(needs: Needs, recording: Recording, results: Results) -> None:
         )
         if group.needs_grad != expected:
             raise AssertionError(f"{group} says {group.needs_grad} of its gradient")
+
+
+def check_compiled(compiled: Compiled, plan: Plan, needs: Needs | None) -> None:
+    """Raise an AssertionError unless these are the programs of a plan's types; see `Compiled.check`."""
+    types = plan.recording.node_types
+    require_same("number of forms and of programs", [len(compiled.forms), len(compiled.programs)], [len(types)] * 2)
+    trains = [needs is not None and any(needs.outs[t]) for t in range(len(types))]
+    require_same("whether there is a backward, by type", [p.backward is not None for p in compiled.programs], trains)
+    for t, (node_type, programs) in enumerate(zip(types, compiled.programs, strict=True)):
+        if programs.backward is None and (programs.saved or programs.deferred):
+            raise AssertionError(f"{node_type} keeps values for a backward that it does not have")
+        slots = {*programs.finish_rows, *programs.scatters}
+        if not slots <= set(range(len(node_type.slots))):
+            raise AssertionError(f"the programs of {node_type} read operands {sorted(slots)}")
+        wanted = needs.rows[t] if needs is not None else ()
+        if not all(slot < len(wanted) and wanted[slot] for slot in programs.scatters):
+            raise AssertionError(f"{node_type} writes gradients of operands {programs.scatters} that need none")
 
 
 def _feeds(recording: Recording, reads: Reads) -> tuple[Bools, Bools]:

@@ -7,6 +7,7 @@ from the second call on this stage only looks them up.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,13 +23,23 @@ from edbatch.torch_insides.modes import num_dispatch_modes
 log = logging.getLogger("edbatch")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Compiled:
     """Of each type its form and its programs; and whether generated code may run in this call."""
 
     forms: tuple[Form, ...]
     programs: tuple[Programs, ...]
     is_on: bool
+
+    def __repr__(self) -> str:
+        forms = Counter(type(form).__name__ for form in self.forms)
+        return f"Compiled({', '.join(f'{count} {name}' for name, count in forms.items())})"
+
+    def check(self, plan: Plan, needs: Needs | None) -> None:
+        """Raise an AssertionError that names the first type whose programs are not those that the plan needs."""
+        from edbatch.runtime.checking import check_compiled
+
+        check_compiled(self, plan, needs)
 
 
 def compile_plan(plan: Plan, needs: Needs | None, switches: Switches) -> Compiled:

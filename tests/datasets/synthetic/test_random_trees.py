@@ -6,9 +6,9 @@ from collections import Counter
 from statistics import mean, stdev
 
 import pytest
+from tree_text import format_tree
 
 from edbatch.datasets import Tree, random_perfect_trees, random_trees
-from edbatch.datasets.trees import format_tree
 
 
 def lines(seed: int) -> list[str]:

@@ -64,15 +64,6 @@ def random_grids(count: int, seed: int, dims: int) -> list[Grid]:
     return grids
 
 
-def class_of(word: int) -> int:
-    """The class that a word votes for.
-
-    >>> [class_of(word) for word in (0, 1, 7)]
-    [0, 1, 2]
-    """
-    return word % NUM_CLASSES
-
-
 def _words_and_label(num_words: int, rng: random.Random) -> tuple[tuple[int, ...], int]:
     leaning = rng.randrange(NUM_CLASSES)
     classes = [leaning if rng.random() < _LEANING else rng.randrange(NUM_CLASSES) for _ in range(num_words)]
