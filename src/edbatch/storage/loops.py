@@ -22,7 +22,7 @@ def sources(package: Path) -> str:
     return digest(path for room in ROOMS for path in (package / room).glob("*.py"))
 
 
-_CODE = MachineCode("edbatch's own loops, some 20 s", sources=sources(Path(__file__).parents[1]))
+_CODE = MachineCode("edbatch's own loops that this call needs, up to 20 s", sources=sources(Path(__file__).parents[1]))
 # Entry points for C are not compiled: nobody calls them, and the first use is shorter.
 _OPTIONS: dict[str, Any] = {"no_cfunc_wrapper": True}
 

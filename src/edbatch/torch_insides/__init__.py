@@ -4,7 +4,7 @@ In: names that torch does not promise to keep. Out: the same objects under our o
 what it is needed for. `tests/test_torch_door.py` finds private names that are used anywhere else. `tests/torch_insides`
 tests what we rely on in every name here, so that a new torch breaks a test that names the reason.
 
-All names exist in torch 2.6.0 and 2.13.0, the oldest and the newest that the tests ran on, unless a line says
+All names exist in torch 2.6.0, 2.13.0 and 2.15.0, on which all tests ran, unless a line says
 otherwise. Nothing here imports what `import torch` has not imported already, except for `fake`, which does not import
 the compiler either.
 """

@@ -75,12 +75,36 @@ def test_no_gradient_passes_a_sum_made_without(compilation):
     edbatch.check(function, X)
 
 
+@pytest.mark.parametrize("alias", [lambda p: sum([p]), lambda p: 0 + p, lambda p: p], ids=["sum", "0 +", "itself"])
+def test_a_sum_and_its_alias_grow_apart(compilation, alias):
+    def function(x):
+        a, b, c, d, e = (x * i for i in range(1, 6))
+        p = a + b
+        s = alias(p)
+        r = (c + d) + p
+        return p, s, r, s + e, p + e, s + r
+
+    edbatch.check(function, X)
+    edbatch.check(edbatch.batch(function, key=lambda x: 0), X)
+
+
+def test_a_sum_of_sums_is_added_in_its_order(compilation):
+    def function(x):
+        big = x * 0 + 1e16
+        return (x + x) + (big + -big), sum([x, x, x]) + sum([big, -big]), x + (big + -big)
+
+    ours, theirs = edbatch.batch(function), [function(x) for x in X]
+    for found, wanted in zip(ours(X), zip(*theirs, strict=True), strict=True):
+        torch.testing.assert_close(found, torch.stack(wanted), rtol=0, atol=0)
+
+
 @st.composite
 def programs(draw):
     """A list of (what, values): each makes a value out of earlier ones, value 0 being the example's own."""
     program = []
     for i in range(draw(st.integers(2, 12))):
-        what = draw(st.sampled_from(["step", "other", "sum", "mean", "stacked sum", "scale", "no_grad sum"]))
+        kinds = ["step", "other", "sum", "plus", "0 +", "mean", "stacked sum", "scale", "no_grad sum"]
+        what = draw(st.sampled_from(kinds))
         values = draw(st.lists(st.integers(0, i), min_size=2, max_size=4))
         program.append((what, values))
     return program, draw(st.lists(st.integers(0, len(program)), min_size=2, max_size=2))
@@ -102,6 +126,10 @@ def run(x, program):
             value = torch.stack(terms[:1] if len(read) % 2 else terms).sum(0)
         elif what == "sum":
             value = sum(terms)
+        elif what == "plus":
+            value = terms[0] + terms[1]
+        elif what == "0 +":
+            value = 0 + terms[0]
         else:
             with torch.no_grad():
                 value = sum(terms)

@@ -37,10 +37,9 @@ def add(recorder: Recorder, left: Any, right: Any) -> Any:
         else:
             left = _begin(recorder, left)
     terms, _, context = left.ref
-    if _can_grow(right, recorder):
-        terms += right.ref[0]
-        right.ref = right.ref[0], -1, context  # its terms are in this sum now; used again, it gets a node of its own
-    else:
+    if _can_grow(right, recorder) and len(right.ref[0]) == 1:  # 0 + x
+        terms.append(right.ref[0][0])
+    else:  # (a + b) + (c + d) is not ((a + b) + c) + d, where c and d cancel
         terms.append(recorder.resolve(right).ref)
     return pending(terms, context, kind)
 
@@ -59,7 +58,7 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     """Record a pending sum as one node over all its terms."""
     terms, count, context = value.ref
     kind = value.kind.one
-    if 0 <= count < len(terms):  # the list has grown since
+    if count < len(terms):  # the list has grown since
         terms = terms[:count]
     if len(terms) == 1:  # 0 + x
         set_class(value, Lazy)
