@@ -5,6 +5,7 @@ import torch
 from hypothesis import settings
 
 from edbatch import checking, pipeline
+from edbatch.cells.torch_ops import cell as torch_cell
 from edbatch.runtime import compilation as stage
 from stage_checks import checked_rewrite, checking_prepare
 
@@ -22,6 +23,7 @@ def _checked():
         for module in (checking, pipeline):
             patch.setattr(module, "rewrite", checked_rewrite)
         patch.setattr(pipeline.Pipeline, "prepare", checking_prepare(pipeline.Pipeline.prepare))
+        patch.setattr(torch_cell, "STRICT", True)
         yield
 
 

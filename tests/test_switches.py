@@ -12,7 +12,7 @@ from edbatch.batched import Batched
 from edbatch.switches import ALL_ON, Switches
 from test_equal import assert_equal, gradients, tensors
 
-SWITCHES = ["hoist", "stack_weights", "order_batches", "defer_gradients"]
+SWITCHES = ["hoist", "stack_weights", "batch_inside", "plan_memory", "order_batches", "defer_gradients"]
 CASES = {case.name: case for case in zoo.CASES}
 NAMES = ["binary TreeLSTM", "lattice", "tagger", "attention"]
 
@@ -105,7 +105,7 @@ def test_without_stacking_every_weight_has_its_own_gradient(compile, monkeypatch
         batched, columns = gated(compile, is_on)
         batched(*columns).sum().backward()
         (kernel,) = batched.pipeline.kernel_of.values()
-        (form,) = kernel.fused.values() if compile else [kernel.torch_ops if is_on else kernel._unstacked]
+        (form,) = kernel.fused.values() if compile else [kernel.torch_ops] if is_on else kernel._others.values()
         splits = [programs.split for programs in form.trainings.values()]
         names = [str(split.body.op(i).target) for split in splits for i in split.finish.ops]
         counts.append(sum("sum_products" in name for name in names))

@@ -131,7 +131,7 @@ class Batched(nn.Module):
         >>> batched = edbatch.batch(torch.nn.GRUCell(2, 2))
         >>> _ = batched(torch.ones(3, 2))
         >>> batched.cell_plans
-        {'GRUCell(f32[2])': CellPlan(GRUCell: 11 ops, 9 batches, 0 → 0 → 0 copies)}
+        {'GRUCell(f32[2])': CellPlan(GRUCell: 13 ops, 9 batches, 0 → 0 copies)}
         """
         from edbatch.cells.compiled import CompiledCell
         from edbatch.inspection.cell_plan import plan_of
@@ -141,7 +141,8 @@ class Batched(nn.Module):
                 "there are no plans yet; call the batched function first (under EDBATCH_EAGER there are none)"
             )
         kernels = self.pipeline.kernel_of.items()
-        return CellPlans({name: plan_of(kernel) for name, kernel in kernels if isinstance(kernel, CompiledCell)})
+        switches = self.pipeline.switches
+        return CellPlans({n: plan_of(k, switches) for n, k in kernels if isinstance(k, CompiledCell)})
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)

@@ -16,6 +16,8 @@ class Switches:
     compile: cells run as fused kernels, where possible. exact_math: with torch's own tanh, exp, … in them.
     hoist: what need not wait for a recurrence runs ahead of it.
     stack_weights: products of one operand become one, and so do the gradients of their weights.
+    batch_inside: ops of a cell that are alike run as one call, where it runs as torch ops.
+    plan_memory: on memory that is laid out for that.
     order_batches: nodes stand in batches in the order in which they are read.
     defer_gradients: the gradients of shared tensors are taken once, over all rows of a mini-batch; else batch by batch.
     """
@@ -24,6 +26,8 @@ class Switches:
     exact_math: bool = False
     hoist: bool = True
     stack_weights: bool = True
+    batch_inside: bool = True
+    plan_memory: bool = True
     order_batches: bool = True
     defer_gradients: bool = True
 

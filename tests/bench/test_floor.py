@@ -20,6 +20,7 @@ from edbatch.bench.kernels import launch_cost
 from edbatch.bench.kernels.products_alone import Launched, Product, ProductsAlone, launched, left_out
 from edbatch.bench.measure import BenchError
 from edbatch.cells.torch_ops import across
+from edbatch.switches import Switches
 from edbatch.workloads import find
 
 f32 = torch.float32
@@ -86,6 +87,7 @@ def test_products_are_those_that_run(name, mode, monkeypatch):
     workload = find(name)
     corpus = workload.load(limit=3)
     race = workloads.WorkloadRace(workload.make(corpus, hidden=4), corpus.train, key=id)
+    race.batched.pipeline.switches = Switches(compile=False, batch_inside=False)  # else products are stacked
     getattr(race, mode)()
     execution = floor.execute(race, mode)
     found = launched(execution)

@@ -40,12 +40,27 @@ def pieces(count):
     return list(pairwise(edges))
 
 
+def launch(program, size, rows, *others, pro):
+    """Runs a program on one batch, as `bind` does it: what it wants in its work space is put there."""
+    if not hasattr(program, "emitted"):
+        return program.function(size, rows, *others)
+    work = program.emitted.work
+    loan = work.lend(size + 1)
+    views = loan.space(size)
+    loan.space.memory.fill_(float("nan"))  # nothing is read that was not written
+    for slot, view in work.placed:
+        views[view].copy_(rows[slot])
+    rows = [None if row is None or slot in dict(work.placed) else row for slot, row in enumerate(rows)]
+    found = program.emitted.function(size, rows, *others, views, pro.stacked(work.stacks))
+    return found and tuple(None if gradient is None else gradient.clone() for gradient in found)
+
+
 def run_infer(cell, rows, shared):
     """Outputs, as torch ops."""
     count, form = len(rows[0]), cell.torch_ops
     pro, outs = form.prologue(shared), [spec.empty(count) for spec in cell.outputs]
     for a, b in pieces(count):
-        form.infer.forward.function(b - a, batches(rows, a, b), pro, batches(outs, a, b), [])
+        launch(form.infer.forward, b - a, batches(rows, a, b), pro, batches(outs, a, b), [], pro=pro)
     return outs
 
 
@@ -56,15 +71,15 @@ def run_training(cell, training, rows, shared, out_grads):
     pro, outs = cell.torch_ops.prologue(shared), [spec.empty(count) for spec in cell.outputs]
     saved, deferred = ([spec.empty(count) for spec in specs] for specs in (training.saved, training.deferred))
     for a, b in pieces(count):
-        training.forward.function(b - a, batches(rows, a, b), pro, batches(outs, a, b), batches(saved, a, b))
+        launch(training.forward, b - a, batches(rows, a, b), pro, batches(outs, a, b), batches(saved, a, b), pro=pro)
     sums, found = {}, []
     backward, finish = training.split.backward, training.split.finish
     for a, b in reversed(pieces(count)):
         again, results = withheld(rows, training.backward.rows), withheld(outs, training.backward.outs)
         grads = withheld(out_grads, backward.reads("out_grads", len(outs)))
-        found.insert(0, training.backward.function(
-            b - a, batches(again, a, b), batches(results, a, b), batches(saved, a, b), pro, batches(grads, a, b),
-            batches(deferred, a, b), sums,
+        found.insert(0, launch(
+            training.backward, b - a, batches(again, a, b), batches(results, a, b), batches(saved, a, b), pro,
+            batches(grads, a, b), batches(deferred, a, b), sums, pro=pro,
         ))  # fmt: skip
     row_grads = [None if parts[0] is None else torch.cat(parts) for parts in zip(*found, strict=True)]
     again = [r if i in training.finish_rows else None for i, r in enumerate(rows)]

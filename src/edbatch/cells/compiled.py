@@ -24,12 +24,15 @@ from edbatch.cells.kernel import Form, Kernel, Mask, Read
 from edbatch.cells.torch_ops.cell import TorchCell
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
-from edbatch.switches import Switches
+from edbatch.switches import ALL_ON, Switches
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
     from edbatch.cells.fused.cell import FusedCell
+
+
+OF_TORCH_OPS = ("stack_weights", "batch_inside", "plan_memory")  # switches that change a cell's torch ops
 
 
 @dataclass(frozen=True)
@@ -62,12 +65,13 @@ class CompiledCell:
     again: Recapture | None = field(default=None, repr=False, compare=False)
     _hoisted: dict[Mask, Hoisted | None] = field(default_factory=dict, repr=False, compare=False)
     _differentiable: dict[tuple[Mask, Mask], Mask] = field(default_factory=dict, repr=False, compare=False)
+    _others: dict[Switches, TorchCell] = field(default_factory=dict, repr=False, compare=False)
     fused: dict[tuple[tuple[Read, ...], bool, bool], FusedCell] = field(default_factory=dict, repr=False, compare=False)
 
     def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
         """As fused kernels on the CPU, unless that was given up; else as torch ops."""
-        torch_ops = self.torch_ops if switches.stack_weights else self._unstacked
-        if not switches.compile or any(spec.device.type != "cpu" for spec in (*self.rows, *self.outputs)):
+        torch_ops = self._as_torch_ops(switches)
+        if not switches.compile or self._why_unfused is not None:
             return torch_ops
         key = reads, switches.exact_math, switches.stack_weights
         if key not in self.fused:
@@ -78,8 +82,34 @@ class CompiledCell:
         return torch_ops if found.is_given_up else found
 
     @cached_property
-    def _unstacked(self) -> TorchCell:
-        return TorchCell(self.body, self.sparse, stack_weights=False)
+    def _why_unfused(self) -> str | None:
+        """Why there can be no fused kernels of it."""
+        devices = {spec.device.type for spec in (*self.rows, *self.outputs)} - {"cpu"}
+        if devices:
+            return f"it runs on {', '.join(sorted(devices))}"
+        made = [spec for op in self.body.ops if isinstance(spec := op.spec, Spec) and spec.is_float]
+        dtypes = {spec.dtype for spec in made}
+        if dtypes and dtypes.isdisjoint((torch.float32, torch.float64)):
+            return f"it computes in {', '.join(sorted(map(str, dtypes)))}"
+        return None
+
+    def form_in_words(self, switches: Switches) -> str:
+        """How it runs, and why."""
+        if not switches.compile:
+            return "torch ops, because of compile=False"
+        if self._why_unfused is not None:
+            return f"torch ops, because {self._why_unfused}"
+        if any(cell.is_given_up for cell in self.fused.values()):
+            return "torch ops, because fused kernels of it could not be made"
+        return "fused kernels"
+
+    def _as_torch_ops(self, switches: Switches) -> TorchCell:
+        relevant = replace(ALL_ON, **{name: getattr(switches, name) for name in OF_TORCH_OPS})
+        if relevant == ALL_ON:
+            return self.torch_ops
+        if relevant not in self._others:
+            self._others[relevant] = TorchCell(self.body, self.sparse, relevant)
+        return self._others[relevant]
 
     @property
     def is_current(self) -> bool:

@@ -47,7 +47,7 @@ def edbatch(
     * `edbatch workloads` lists models with their data; `edbatch run lattice-lstm` runs one
     * `edbatch train tree-lstm --output trees` trains one; Ctrl-C saves, `--resume` goes on
     * `edbatch learn lattice-lstm` learns a policy from word lattices, draws it and compares it with others
-    * `edbatch cells` shows what is batched and copied inside LSTM, GRU and tree cells
+    * `edbatch cells` measures LSTM, GRU and tree cells as torch ops, batched inside, planned and fused
     * `edbatch bench tree-lstm --mode train` compares with plain and hand-batched PyTorch
     * `edbatch fuzz --seconds 600` looks for programs whose batched results differ
     * `edbatch bench recording --json recording.json` writes what it measured
@@ -186,7 +186,7 @@ def cells(
     threads: Threads = None,
     json: Json = None,
 ) -> None:
-    """Look inside the seven cells of the paper: ops, batches, copies without and with planning, latency.
+    """The seven cells of the paper as torch ops, batched inside, on planned memory, and fused: launches, copies, times.
 
     For a cell of your own, call the batched model and `print(*batched.cell_plans.values())`.
 

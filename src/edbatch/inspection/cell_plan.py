@@ -1,37 +1,39 @@
-"""The cell plan, for people: the ops of a cell, which are batched, where values lie, what is copied, and the code.
+"""The cell plan, for people: the ops of a cell, which run as one call, where values lie, what is copied, and the code.
 
 In: a compiled cell. Out: a `CellPlan`, which prints itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+from edbatch.cells.body.body import Body, Op, Val
+from edbatch.cells.body.split import inference
 from edbatch.cells.compiled import CompiledCell
-from edbatch.inspection.cell_graph import AbstractCell, abstract
-from edbatch.pq.cell_layout import CellLayout, Reading, in_plain_order, lay_out_cell
+from edbatch.cells.torch_ops.memory_plan import lay_out_program
+from edbatch.cells.torch_ops.program_graph import ProgramGraph
+from edbatch.pq.cell_layout import CellLayout, Reading, in_plain_order
+from edbatch.switches import ALL_ON, Switches
 
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What planning found out about the forward part of a cell; `print(plan)` shows all of it.
+    """How inference of a cell is batched inside; `print(plan)` shows all of it.
 
-    without: values lie in the order in which the ops make them. planned: they lie in the order that the PQ tree found.
-    gathered: like planned, but the cell's inputs are first gathered into its memory, where the layout wants them;
-    inputs that could have been read in place are then gathered as well.
-
-    source: the code that runs, which does not follow these layouts. Products of one operand are stacked, in the order
-    of the body. Fused kernels hold elementwise values in registers, so they make none of these copies; torch ops make
-    their own.
+    form: how the cell runs, and why. planned: the batches and the order of values that torch ops follow; fused kernels
+    need none, because they hold elementwise values in registers. without: the same without planning, values lie in the
+    order in which batches make them. gathered: the operands of the cell that are gathered to where the plan wants them.
     """
 
     name: str
-    cell: AbstractCell
+    form: str
+    body: Body
+    source: ProgramGraph
     without: CellLayout
     planned: CellLayout
-    gathered: CellLayout
-    source: str
+    gathered: tuple[int, ...]
+    code: str
 
     @property
     def num_ops(self) -> int:
@@ -41,53 +43,72 @@ class CellPlan:
     def num_batches(self) -> int:
         return len(self.planned.batches)
 
+    @property
+    def op_names(self) -> list[str]:
+        """The ops of the plan, one line each."""
+        return [self._op(i) for i in range(self.num_ops)]
+
     def __repr__(self) -> str:
-        copies = f"{self.without.num_copies} → {self.planned.num_copies} → {self.gathered.num_copies} copies"
+        copies = f"{self.without.num_copies} → {self.planned.num_copies} copies"
         return f"CellPlan({self.name}: {self.num_ops} ops, {self.num_batches} batches, {copies})"
 
     def __str__(self) -> str:
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterator[str]:
-        yield f"{self.name}: {self.num_ops} ops in {self.num_batches} batches"
-        yield "\nops of one example; (a b) reads a and b as one, shared values are the same for all rows:"
-        yield from (f"  {text}" for text in self.cell.op_names)
-        yield "\nbatches, and how each reads its operands and writes its results (bytes are of one row):"
+        yield f"{self.name}: runs as {self.form}"
+        yield f"\n{self.num_ops} ops of one example, without views, cuts and joins; w is what all examples share:"
+        yield from (f"  {text}" for text in self.op_names)
+        yield f"\nas torch ops {self.num_batches} batches, and how each reads its operands (bytes are of one row):"
         for number, members in enumerate(self.planned.batches):
             yield from self._batch(number, members)
-        yield "\nvalues in memory:"
-        yield f"  {self._values(self.planned.order)}"
+        if self.planned.order:
+            yield "\nvalues in memory:"
+            yield f"  {self._values(self.planned.order)}"
+        if self.gathered:
+            yield f"  operands gathered there: {', '.join(f'%{slot}' for slot in self.gathered)}"
         yield "\ncopies:"
-        for text, layout in (
-            ("without planning", self.without),
-            ("with planning", self.planned),
-            ("with inputs gathered side by side", self.gathered),
-        ):
+        for text, layout in (("without planning", self.without), ("with planning", self.planned)):
             what = "; ".join(f"({self._values(run, ', ')})" for run in layout.copies)
             yield f"  {text}: {layout.num_copies}, {layout.bytes_copied} bytes{': ' if what else ''}{what}"
-        yield f"\nthe code that runs:\n{self.source}"
+        yield f"\nthe code that runs:\n{self.code}"
+
+    def _op(self, i: int) -> str:
+        cell_op, op = self.planned.graph.ops[i], self.body.op(self.source.numbers[i])
+        assert isinstance(op, Op)
+        operands = ["w" if not isinstance(o, tuple) else self._values(o) for o in cell_op.operands]
+        name = "product" if self.source.are_products[i] else op.name.removesuffix(".default")
+        return f"{self._values(cell_op.results)} = {name}({', '.join(operands)})"
 
     def _batch(self, number: int, members: tuple[int, ...]) -> Iterator[str]:
         graph = self.planned.graph
         results = self._values([value for i in members for value in graph.ops[i].results], ", ")
-        head = self.cell.op_names[members[0]].partition(" = ")[2].partition("(")[0]
         reads = []
         for access in self.planned.accesses:
             if access.batch == number and access.slot >= 0:
                 reads.append(f"{access.kind} of {self._values(access.copied, ', ')}" if access.copied else access.kind)
             elif access.batch == number and access.kind is Reading.COPY:
                 reads.append("results scattered")
-        wide = ", one product with stacked weights" if len(members) > 1 and graph.ops[members[0]].is_wide else ""
-        yield f"  {number}: {head} × {len(members)} → {results}{wide}: {', '.join(reads)}"
+        head = self._op(members[0]).partition(" = ")[2].partition("(")[0]
+        yield f"  {number}: {head} × {len(members)} → {results}: {', '.join(reads)}"
 
-    def _values(self, values: tuple[int, ...] | list[int], between: str = " ") -> str:
-        return between.join(self.cell.value_names[value] for value in values)
+    def _values(self, values: Sequence[int], between: str = " ") -> str:
+        return between.join(self._value(value) for value in values)
+
+    def _value(self, value: int) -> str:
+        index, begin, length = self.source.atoms[value]
+        spec = self.body.specs[index]
+        size = 1
+        for n in self.body.spec(Val(index)).shape if not isinstance(spec, tuple) else ():
+            size *= n
+        return f"%{index}" if isinstance(spec, tuple) or size == length else f"%{index}[{begin}:{begin + length}]"
 
 
-def plan_of(kernel: CompiledCell) -> CellPlan:
-    """The cell plan of the forward part of a compiled cell."""
-    cell = abstract(kernel.body)
-    placed = replace(cell.graph, outside=cell.graph.outside - cell.inputs)
+def plan_of(kernel: CompiledCell, switches: Switches = ALL_ON) -> CellPlan:
+    """The cell plan of a compiled cell, as it runs with these switches."""
+    source, planned = lay_out_program(kernel.body, inference(kernel.body).forward)
+    gathered = tuple(slot for value, slot in source.rows.items() if value in planned.order)
+    without = in_plain_order(source.graph)
     return CellPlan(
-        kernel.name, cell, in_plain_order(cell.graph), lay_out_cell(cell.graph), lay_out_cell(placed), kernel.source
+        kernel.name, kernel.form_in_words(switches), kernel.body, source, without, planned, gathered, kernel.source
     )

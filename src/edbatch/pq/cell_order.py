@@ -74,17 +74,19 @@ class Contradiction(Exception):
 
 
 def propose_orders(graph: CellGraph, batches: Sequence[Sequence[int]]) -> Iterator[tuple[int, ...]]:
-    """Two orders of all values that are not outside: pairs side by side where that fits, and pairs anywhere."""
-    values = [value for value in range(len(graph.sizes)) if value not in graph.outside]
-    lanes = _lanes(graph, batches)
-    for loose in ([], [lane for lane in lanes if lane.is_pair]):
-        proposed = None
-        while proposed is None:
-            try:
-                proposed = _Proposal(values, lanes, loose).order()
-            except Contradiction as found:
-                loose = [*loose, found.lane]
-        yield proposed
+    """Orders of all values that are not outside: pairs side by side where that fits, and pairs anywhere; both with
+    blocks side by side, and without."""
+    values, lanes = graph.inside, _lanes(graph, batches)
+    blocks = [frozenset(graph.home(block)).intersection(values) for block in graph.blocks]
+    for together in (blocks, []) if blocks else ([],):
+        for loose in ([], [lane for lane in lanes if lane.is_pair]):
+            proposed = None
+            while proposed is None:
+                try:
+                    proposed = _Proposal(values, lanes, loose, together).order()
+                except Contradiction as found:
+                    loose = [*loose, found.lane]
+            yield proposed
 
 
 def _lanes(graph: CellGraph, batches: Sequence[Sequence[int]]) -> list[Lane]:
@@ -96,11 +98,11 @@ def _lanes(graph: CellGraph, batches: Sequence[Sequence[int]]) -> list[Lane]:
     for number, members in enumerate(batches):
         ops = [graph.ops[i] for i in members]
         wide = len(ops) > 1 and ops[0].is_wide
-        lanes.append(Lane(number, RESULTS, tuple(op.results for op in ops), wide))
+        lanes.append(Lane(number, RESULTS, tuple(graph.home(op.results) for op in ops), wide))
         for slot in range(len(ops[0].operands)):
             parameters, runs = split_operands([op.operands[slot] for op in ops])
             if not parameters:
-                lanes.append(Lane(number, slot, tuple(runs)))
+                lanes.append(Lane(number, slot, tuple(map(graph.home, runs))))
     needy = [lane for lane in lanes if len(lane.leaves) > 1 and lane.leaves.isdisjoint(graph.outside)]
     possible = [lane for lane in needy if lane.is_possible]
     return sorted(possible, key=lambda lane: (lane.slot != RESULTS, -graph.num_bytes(tuple(lane.leaves))))
@@ -109,9 +111,11 @@ def _lanes(graph: CellGraph, batches: Sequence[Sequence[int]]) -> list[Lane]:
 class _Proposal:
     """One attempt; `loose` lanes need not be consecutive."""
 
-    def __init__(self, values: list[int], lanes: list[Lane], loose: list[Lane]) -> None:
+    def __init__(self, values: list[int], lanes: list[Lane], loose: list[Lane], blocks: Sequence[Leaves]) -> None:
         self.tree = PQTree(values)
         self.fitting = [lane for lane in lanes if lane not in loose and self._reduce(lane)]
+        for block in blocks:
+            self.tree.reduce(block)  # a wish: if it does not fit, there are more copies
         self.others = [lane for lane in lanes if lane not in self.fitting]
         by_batch: dict[int, list[Lane]] = {}
         for lane in self.fitting:

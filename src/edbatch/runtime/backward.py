@@ -68,7 +68,7 @@ class BatchedFunction(torch.autograd.Function):
 def backward(execution: Execution, groups: Sequence[Group], grads: Sequence[Tensor | None]) -> dict[int, Tensor]:
     """The gradients of all that needs one and is reached, by identity, given those of the results."""
     lease = Lease(execution.lease.pool, "gradients")
-    arenas, ways = _gradient_arenas(execution, lease, groups)
+    arenas, ways = gradient_arenas(execution, lease, groups)
     for group, gradient in zip(groups, grads, strict=True):
         if gradient is not None and group.needs_grad:
             arena = arenas[execution.plan.recording.arena_of[group.spec]]
@@ -117,7 +117,7 @@ def _reached(execution: Execution, groups: Sequence[Group], grads: Sequence[Tens
     return execution.needs.reached(recording.table, is_result)
 
 
-def _gradient_arenas(
+def gradient_arenas(
     execution: Execution, lease: Lease, groups: Sequence[Group]
 ) -> tuple[list[Tensor | None], np.ndarray]:
     """Memory beside every arena in which some value needs a gradient: zeros, but for rows that are written once.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,53 +67,91 @@ class Binding:
     def own(self) -> list[int]:
         return self._execution.own
 
+    @property
+    def largest(self) -> int:
+        """The number of rows of the largest batch of the type."""
+        return self._execution.largest[self._type]
+
     # ---- tensors of a batch
 
     def operands(self, b: int, read: Mask | None = None) -> list[Any]:
         """The operands of a batch, as tensors; None for those that the mask `read` leaves out."""
-        execution = self._execution
-        slots = range(len(execution.types[self._type].slots))
-        return [
-            execution.operands.read(execution.arenas, b, slot) if read is None or read[slot] else None for slot in slots
-        ]
+        arenas, find = self._execution.arenas, self._execution.operands.read
+        if read is None:
+            return [find(arenas, b, slot) for slot in range(len(self._arena_of))]
+        return [find(arenas, b, slot) if is_read else None for slot, is_read in enumerate(read)]
+
+    def gather(self, b: int, slot: int, target: Tensor) -> None:
+        """Let an operand of a batch lie in this tensor."""
+        self._execution.operands.gather(self._execution.arenas, b, slot, target)
 
     def outs(self, b: int) -> list[Any]:
         """The rows that a batch writes, as views of arenas."""
-        return self._views(self._execution.arenas, b)
+        return self._outs[b]
 
     def out_grads(self, b: int) -> list[Any]:
         """The gradients of these rows; None for outputs that have none."""
-        needs = self._execution.needs
-        assert needs is not None
-        views = self._views(self._gradients, b)
-        return [view if need else None for view, need in zip(views, needs.outs[self._type], strict=True)]
+        return self._out_grads[b]
 
     def saved(self, b: int) -> list[Tensor]:
         """What forward keeps for backward, for the rows of a batch."""
-        return self._ranges(self._execution.saved[self._type], b)
+        return self._saved_rows[b]
 
     def deferred(self, b: int) -> list[Tensor]:
         """What backward keeps for the end of the mini-batch, for the rows of a batch."""
-        return self._ranges(self._deferred, b)
+        return self._deferred_rows[b]
 
     def add_gradient(self, b: int, slot: int, gradient: Tensor) -> None:
         """Add the gradient of a batch's operand to the gradients of the rows that it was read from."""
         self._execution.operands.add_gradient(self._gradients, b, slot, gradient)
 
-    def _views(self, arenas: Sequence[Tensor | None], b: int) -> list[Any]:
-        execution, layout, nodes = self._execution, self._execution.plan.layout, self._execution.operands.nodes[b]
-        first_node, first_row, rows = (int(x[b]) for x in (layout.node_begin, layout.row_begin, layout.num_rows))
-        return [
-            None
-            if (whole := arenas[arena]) is None
-            else whole.narrow(0, execution.base[number] + first_row, rows)
-            if per_row
-            else whole.narrow(0, execution.base[number] + first_node, nodes)
-            for number, arena, _, per_row in execution.outputs[self._type]
-        ]
+    @cached_property
+    def _outs(self) -> dict[int, list[Any]]:
+        return self._rows_of(self._execution.arenas)
 
-    def _ranges(self, buffers: list[Tensor], b: int) -> list[Tensor]:
-        return [buffer.narrow(0, self.own[b], self.sizes[b]) for buffer in buffers]
+    @cached_property
+    def _out_grads(self) -> dict[int, list[Any]]:
+        needs = self._execution.needs
+        assert needs is not None
+        return self._rows_of(self._gradients, needs.outs[self._type])
+
+    @cached_property
+    def _saved_rows(self) -> dict[int, list[Any]]:
+        return self._by_batch(self._execution.saved[self._type])
+
+    @cached_property
+    def _deferred_rows(self) -> dict[int, list[Any]]:
+        return self._by_batch(self._deferred)
+
+    def _rows_of(self, arenas: Sequence[Tensor | None], wanted: Mask | None = None) -> dict[int, list[Any]]:
+        """For every batch the rows of its outputs, as views of arenas."""
+        execution = self._execution
+        wholes, counts = [], []
+        for k, (number, arena, _, per_row) in enumerate(execution.outputs[self._type]):
+            count = execution.num_rows if per_row else execution.operands.nodes
+            total = sum(count[b] for b in self._batches)
+            whole = arenas[arena] if wanted is None or wanted[k] else None
+            wholes.append(None if whole is None else whole[execution.base[number] : execution.base[number] + total])
+            counts.append(count)
+        return self._by_batch(wholes, counts)
+
+    def _by_batch(
+        self, wholes: Sequence[Tensor | None], counts: Sequence[list[int]] | None = None
+    ) -> dict[int, list[Any]]:
+        """Buffers of the type, cut into the rows of its batches: all at once, which is much quicker than one by one."""
+        batches = self._batches
+        counts = [self.sizes] * len(wholes) if counts is None else counts
+        columns = [
+            [None] * len(batches) if whole is None else whole.split_with_sizes([count[b] for b in batches])
+            for whole, count in zip(wholes, counts, strict=True)
+        ]
+        if not columns:
+            return {b: [] for b in batches}
+        return dict(zip(batches, map(list, zip(*columns, strict=True)), strict=True))
+
+    @property
+    def _batches(self) -> list[int]:
+        return self._execution.operands.batches_of[self._type]
 
     # ---- addresses and tensors of all batches
 

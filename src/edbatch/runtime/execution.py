@@ -76,6 +76,10 @@ class Execution:
         return as_list(self.plan.layout.sizes)
 
     @cached_property
+    def num_rows(self) -> list[int]:
+        return as_list(self.plan.layout.num_rows)
+
+    @cached_property
     def own(self) -> list[int]:
         return as_list(self.plan.layout.own)
 

@@ -31,6 +31,7 @@ class Operands:
         self.arena_of = recording.type_set.slot_arenas
         self._layout, self._starts = layout, schedule.starts
         self._index_on: dict[torch.device, Tensor] = {}
+        self._index_of: dict[tuple[int, int], dict[int, Tensor]] = {}
 
     @cached_property
     def nodes(self) -> list[int]:
@@ -55,19 +56,44 @@ class Operands:
             found = self._index_on[device] = torch.from_numpy(self._layout.index).to(device, non_blocking=True)
         return found
 
+    @cached_property
+    def batches_of(self) -> list[list[int]]:
+        """The batches of each type, in launch order."""
+        found: list[list[int]] = [[] for _ in self.types]
+        for batch, t in enumerate(self.batch_types):
+            found[t].append(batch)
+        return found
+
+    def index_of(self, batch: int, slot: int) -> Tensor:
+        """The rows that a batch reads through a slot, or its numbers. They are cut out for all batches of a type at
+        once, because that is much quicker than one by one."""
+        t = self.batch_types[batch]
+        known = self._index_of.get((t, slot))
+        if known is None:
+            known = self._index_of[t, slot] = self._cut_index(t, slot)
+        return known[batch]
+
+    def _cut_index(self, t: int, slot: int) -> dict[int, Tensor]:
+        batches, spec = self.batches_of[t], self.types[t].slot_specs[slot]
+        assert spec is not None
+        sizes = [self.size[batch][slot] for batch in batches]
+        column = self.index(spec.device).narrow(0, self.begin[batches[0]][slot], sum(sizes))
+        if self.types[t].slots[slot] == Slot.DATA:
+            column = number_column(column, spec)
+        return dict(zip(batches, column.split_with_sizes(sizes), strict=True))
+
     def read(self, arenas: list[Tensor], batch: int, slot: int) -> Tensor:
         t = self.batch_types[batch]
         node_type = self.types[t]
-        kind, begin, size = node_type.slots[slot], self.begin[batch][slot], self.size[batch][slot]
+        kind = node_type.slots[slot]
         if kind < Slot.SUM:
             arena, first = arenas[self.arena_of[t][slot]], self.first[batch][slot]
             if first >= 0:
-                return arena.narrow(0, first, size)
-            return arena.index_select(0, self.index(arena.device).narrow(0, begin, size))
-        spec = node_type.slot_specs[slot]
+                return arena[first : first + self.size[batch][slot]]
+            return arena.index_select(0, self.index_of(batch, slot))
         if kind == Slot.DATA:
-            assert spec is not None
-            return number_column(self.index(spec.device).narrow(0, begin, size), spec)
+            return self.index_of(batch, slot)
+        begin, size = self.begin[batch][slot], self.size[batch][slot]
         if kind == Slot.OFFSETS:
             device = node_type.slot_specs[0].device  # type: ignore[union-attr]
             return self.index(device).narrow(0, begin, self.nodes[batch] + 1)
@@ -77,6 +103,14 @@ class Operands:
         bounds = self._layout.index[begin + size : begin + size + self.nodes[batch] + 1]  # no wait for the device
         is_long = bool(np.diff(bounds).max() > LONG)
         return sum_rows(arena, index.narrow(0, begin, size), offsets, is_long)
+
+    def gather(self, arenas: list[Tensor], batch: int, slot: int, target: Tensor) -> None:
+        """Write a slot of a batch into a tensor."""
+        t = self.batch_types[batch]
+        if self.types[t].slots[slot] >= Slot.SUM or self.first[batch][slot] >= 0:
+            target.copy_(self.read(arenas, batch, slot))
+            return
+        torch.index_select(arenas[self.arena_of[t][slot]], 0, self.index_of(batch, slot), out=target)
 
     def is_one_view(self, t: int, slot: int) -> bool:
         """Whether all nodes of a type are one batch, which reads a slot as a view."""
@@ -103,19 +137,20 @@ class Operands:
         target = grads[self.arena_of[t][slot]]
         if target is None:
             return
-        kind, begin, size = self.types[t].slots[slot], self.begin[batch][slot], self.size[batch][slot]
-        first = self.first[batch][slot]
+        first, size = self.first[batch][slot], self.size[batch][slot]
         if first >= 0:
-            target.narrow(0, first, size).add_(gradient)
+            target[first : first + size].add_(gradient)
             return
-        index = self.index(target.device)
-        if kind >= Slot.SUM:
-            offsets = index.narrow(0, begin + size, self.nodes[batch] + 1)
+        if self.types[t].slots[slot] >= Slot.SUM:
+            offsets = self.index(target.device).narrow(0, self.begin[batch][slot] + size, self.nodes[batch] + 1)
             gradient = gradient.repeat_interleave(offsets.diff(), dim=0, output_size=size)
-        elif _lies_in(gradient, target):
-            # The kernel returned a gradient that it was given, which lies in this arena. index_add_ refuses overlaps.
-            gradient = gradient.clone()
-        target.index_add_(0, index.narrow(0, begin, size), gradient)
+            rows = self.index(target.device).narrow(0, self.begin[batch][slot], size)
+        else:
+            rows = self.index_of(batch, slot)
+            if _lies_in(gradient, target):
+                # The kernel returned a gradient that it was given, in this arena. index_add_ refuses overlaps.
+                gradient = gradient.clone()
+        target.index_add_(0, rows, gradient)
 
 
 def as_list(array: np.ndarray) -> list[Any]:

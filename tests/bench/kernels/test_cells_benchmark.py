@@ -24,19 +24,23 @@ def test_command(tmp_path):
     for name, row in found.items():
         assert name in result.output
         assert row["hidden"] == (2 if name == "MV" else 4)
-        assert row["without"]["copies"] >= row["planned"]["copies"] >= row["gathered"]["copies"]
-        for kind in (cells.FUSED, cells.PLAIN):
-            assert {size: spread["rounds"] for size, spread in row[kind].items()} == {"1": 2, "3": 2}
-    assert "inputs gathered" in result.output
+        for mode in cells.MODES:
+            forms = row[mode]
+            assert list(forms) == list(cells.FORMS)
+            assert name == "MV" or forms["planned"]["launches"] < forms["one by one"]["launches"]
+            assert forms["planned"]["bytes_copied"] <= forms["unplanned"]["bytes_copied"]
+            for form in forms.values():
+                assert form["copies"] <= form["launches"]
+                assert {size: spread["rounds"] for size, spread in form["microseconds"].items()} == {"1": 2, "3": 2}
+    assert "training, forward and backward" in result.output
 
 
-def test_wrong_cells_are_not_timed():
+@pytest.mark.parametrize("form", ["one by one", "unplanned", "planned"])
+def test_wrong_cells_are_not_timed(form):
     module = CELLS["GRU"].make(4)
-    cell = cells.compiled("GRU", module, 4)
-    cells.check(cell, module)
-    other = CELLS["GRU"].make(4)
+    cells.check("GRU", module, 4, form)
     with pytest.raises(BenchError, match="nothing was timed, because GRU on three rows differs from one by one"):
-        cells.check(cell, other)
+        cells.check("GRU", module, 4, form, CELLS["GRU"].make(4))
 
 
 @pytest.mark.parametrize("name", CELLS)

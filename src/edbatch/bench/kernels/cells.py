@@ -1,7 +1,8 @@
-"""`edbatch cells`: how ops inside the cells of the ED-Batch paper are batched and laid out, and how long a cell takes.
+"""`edbatch cells`: the cells of the ED-Batch paper in four forms: launches, copies and the time of a batch.
 
-In: settings. Out: counts of ops, batches and copies inside each cell, and the time of the compiled cell on random rows,
-called as the runtime calls it for a batch: as fused kernels, and as torch ops.
+In: settings. Out: for each cell, inference and training (forward and backward of a batch; gradients of weights come
+once per mini-batch and are not counted): torch ops one by one; batched inside, without a plan for memory; batched on
+planned memory; and fused. A batch runs as the runtime launches it.
 """
 
 from __future__ import annotations
@@ -12,27 +13,30 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from rich.box import SIMPLE
 from rich.table import Table
 from torch import Tensor, nn
 
+import edbatch
 from edbatch.bench import measure
 from edbatch.bench.kernels.cells_of_paper import CELLS
+from edbatch.bench.kernels.counting import CountingMode, Counts
 from edbatch.bench.measure import BenchError
-from edbatch.cells.compiled import CompiledCell, compile_cell
-from edbatch.cells.kernel import Mask, Read
-from edbatch.inspection.cell_plan import plan_of
-from edbatch.pq.cell_layout import CellLayout
+from edbatch.runtime.arena import Lease
+from edbatch.runtime.backward import gradient_arenas
 from edbatch.runtime.binding import Binding
-from edbatch.spec import Spec
+from edbatch.stats import Stopwatch
 from edbatch.switches import Switches
 from edbatch.torch_insides.pytree import tree_leaves
 
-LAYOUTS = {"without": "without planning", "planned": "with planning", "gathered": "inputs gathered"}
-FUSED, PLAIN = "fused_microseconds", "plain_microseconds"
-FORMS = {FUSED: Switches(compile=True), PLAIN: Switches(compile=False)}
+FORMS = {
+    "one by one": Switches(compile=False, batch_inside=False),
+    "unplanned": Switches(compile=False, plan_memory=False),
+    "planned": Switches(compile=False),
+    "fused": Switches(),
+}
+MODES = "infer", "train"
 BURST_SECONDS = 1e-3  # so many quick calls are timed together that they take this long
 MAX_BURST = 50
 
@@ -74,111 +78,82 @@ def run(settings: Settings) -> dict[str, Any]:
         return {"settings": asdict(settings), "machine": measure.machine_facts(), "cells": found}
 
 
-def compiled(name: str, module: nn.Module, hidden: int) -> CompiledCell:
-    """The compiled kernel of a cell of the paper."""
-    specs = [Spec(shape, torch.float32, torch.device("cpu")) for shape in CELLS[name].shapes(hidden)]
-    return compile_cell(module, specs, name=name)
-
-
 def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> dict[str, Any]:
     hidden = settings.hidden_of(name)
     module = CELLS[name].make(hidden)
-    cell = compiled(name, module, hidden)
-    check(cell, module)
-    calls: dict[str, Callable[[], object]] = {}
-    for size in settings.batch_sizes:
-        calls |= {f"{form} {size}": OneBatch(cell, size, switches) for form, switches in FORMS.items()}
-    bursts = {name: _burst(call) for name, call in calls.items()}
-    contenders: dict[str, Callable[[], object]] = {s: partial(_repeat, calls[s], bursts[s]) for s in calls}
+    for form in FORMS:
+        check(name, module, hidden, form)
+    calls: dict[tuple[str, str, int], OneBatch] = {}
+    for mode in MODES:
+        for form in FORMS:
+            for size in settings.batch_sizes:
+                rows = [torch.randn(size, *shape) for shape in CELLS[name].shapes(hidden)]
+                calls[mode, form, size] = OneBatch(module, rows, FORMS[form], trains=mode == "train")
+    contenders = {" ".join(map(str, key)): partial(_repeat, call, _burst(call)) for key, call in calls.items()}
+    bursts = {key: contender.args[1] for key, contender in contenders.items()}
     advance()
-    with torch.inference_mode():
-        rounds = measure.interleave(contenders, settings.repeats, advance=advance)
-    plan = plan_of(cell)
-    return {
-        "hidden": hidden,
-        "num_ops": plan.num_ops,
-        "num_batches": plan.num_batches,
-        **{kind: _copies(getattr(plan, kind)) for kind in LAYOUTS},
-        **{
-            kind: {
-                str(size): rounds.spread(f"{kind} {size}").scaled(1e6 / bursts[f"{kind} {size}"])._asdict()
-                for size in settings.batch_sizes
-            }
-            for kind in FORMS
-        },
-    }
+    rounds = measure.interleave(contenders, settings.repeats, advance=advance)
+    first = settings.batch_sizes[0]
+
+    def row(mode: str, form: str) -> dict[str, Any]:
+        keys = {str(size): f"{mode} {form} {size}" for size in settings.batch_sizes}
+        microseconds = {size: rounds.spread(key).scaled(1e6 / bursts[key])._asdict() for size, key in keys.items()}
+        return {**calls[mode, form, first].counts()._asdict(), "microseconds": microseconds}
+
+    return {"hidden": hidden, **{mode: {form: row(mode, form) for form in FORMS} for mode in MODES}}
 
 
-class OneBatch(Binding):
-    """One batch of random rows, and a form of a cell (fused or torch ops) ready to run on it, without a plan."""
+class OneBatch:
+    """One batch of a cell, ready to be launched: its rows lie one after the other, so they are read in place."""
 
-    def __init__(self, cell: CompiledCell, size: int, switches: Switches) -> None:
-        self._size = size
-        self.rows_of = [spec.empty(size).normal_() for spec in cell.rows]
-        self.results = [spec.empty(size) for spec in cell.outputs]
-        self._index, self._numbers = np.arange(size), np.array([size, *[0] * (1 + len(self.rows_of))])
-        self.starts = self._numbers.ctypes.data + self._numbers.itemsize  # zeros: rows are read from the first on
-        self.head = self._numbers.ctypes.data, self.starts, self._index.ctypes.data, 1
-        self._held: list[Any] = []
-        self._memory: dict[int, Tensor] = {}
-        form = cell.form((Read.ROWS,) * len(self.rows_of), switches)
+    def __init__(self, module: nn.Module, rows: Sequence[Tensor], switches: Switches, *, trains: bool) -> None:
+        cell = edbatch.cell(module)
+        batched = edbatch.batch(lambda *row: cell(*row), policy="depth", stack=False)
+        pipeline = batched.pipeline
+        pipeline.switches = switches
+        columns = [row.clone().requires_grad_(trains) for row in rows]
+        with torch.set_grad_enabled(trains):
+            self._execution, self._results = pipeline.prepare(columns, {}, batched.policy, Stopwatch())
+        execution = self._execution
         with torch.no_grad():
-            self.pro = form.prologue(cell.enclosed)
-        self._launch = form.infer.forward.bind(self)
+            execution.run()
+        (self._programs,) = execution.programs
+        lease = self._lease = Lease(execution.lease.pool, "cells")
+        self._launches = [self._programs.forward.bind(Binding(execution, 0, lease))]
+        if self._programs.backward is not None:
+            arenas, ways = gradient_arenas(execution, lease, self._results.groups)
+            deferred = [lease.take(spec, execution.type_sizes[0]) for spec in self._programs.deferred]
+            self._memory = ways
+            binding = Binding(execution, 0, lease).with_gradients(arenas, ways, deferred, {})
+            self._launches.append(self._programs.backward.bind(binding))
 
     def __call__(self) -> None:
-        self._launch(0)
+        with torch.no_grad():
+            for launch in self._launches:
+                launch(0)
 
-    def operands(self, b: int, read: Mask | None = None) -> list[Any]:
-        return self.rows_of
-
-    def outs(self, b: int) -> list[Any]:
-        return self.results
-
-    def saved(self, b: int) -> list[Tensor]:
-        return []
-
-    @property
-    def sizes(self) -> list[int]:
-        return [self._size]
+    def counts(self) -> Counts:
+        """What is launched. Fused: generated loops and products without torch, which are not ops of torch."""
+        with CountingMode() as mode:
+            self()
+        programs = [self._programs.forward, self._programs.backward]
+        loops = sum(len(getattr(p, "kernels", ())) + len(getattr(p, "products", ())) for p in programs)
+        return mode.counts._replace(launches=mode.counts.launches + loops)
 
     @property
-    def own(self) -> list[int]:
-        return [0]
-
-    def arena(self, slot: int) -> int:
-        return self.rows_of[slot].data_ptr()
-
-    def reader(self, slot: int) -> Callable[[int], Tensor]:
-        return lambda _: self.rows_of[slot]
-
-    def rows(self, slot: int) -> tuple[int, ...]:
-        return 1, self.rows_of[slot].data_ptr(), 0, 0, 0, 0
-
-    def tensor(self, group: str, number: int) -> Tensor:
-        assert group == "outs", "it only infers"
-        return self.results[number]
-
-    def address(self, group: str, number: int) -> int:
-        return self.tensor(group, number).data_ptr()
-
-    def scratch(self, number: int, row_bytes: int) -> int:
-        made = self._memory[number] = torch.empty(self._size * row_bytes, dtype=torch.uint8)
-        return made.data_ptr()
-
-    def scratch_tensor(self, number: int, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._memory[number].view(dtype).view(self._size, *shape)
+    def outputs(self) -> list[Tensor]:
+        return [self._execution.gather(group) for group in self._results.groups]
 
 
-def check(cell: CompiledCell, module: nn.Module) -> None:
-    """Raises if a batch differs from the module called on one row after the other."""
-    for switches in FORMS.values():
-        batch = OneBatch(cell, 3, switches)
-        batch()
-        for i in range(3):
-            alone = tree_leaves(module(*[row[i] for row in batch.rows_of]))
-            if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, batch.results, strict=True)):
-                raise BenchError(f"nothing was timed, because {cell.name} on three rows differs from one by one")
+def check(name: str, module: nn.Module, hidden: int, form: str, other: nn.Module | None = None) -> None:
+    """Raises if a batch differs from the module (or another) called on one row after the other."""
+    rows = [torch.randn(3, *shape) for shape in CELLS[name].shapes(hidden)]
+    batch = OneBatch(module, rows, FORMS[form], trains=False)
+    batch()
+    for i in range(3):
+        alone = tree_leaves((other or module)(*[row[i] for row in rows]))
+        if not all(torch.allclose(a, out[i], atol=1e-4) for a, out in zip(alone, batch.outputs, strict=True)):
+            raise BenchError(f"nothing was timed, because {name} on three rows differs from one by one")
 
 
 def _repeat(call: Callable[[], object], times: int) -> None:
@@ -194,35 +169,26 @@ def _burst(call: Callable[[], object]) -> int:
     return min(MAX_BURST, max(1, round(BURST_SECONDS / (time.perf_counter() - begin))))
 
 
-def _copies(layout: CellLayout) -> dict[str, int]:
-    return {"copies": layout.num_copies, "bytes": layout.bytes_copied}
-
-
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result as tables for people."""
     settings, machine = result["settings"], result["machine"]
-    title = f"Inside the cells of the paper: hidden size {settings['hidden']}, MV {settings['hidden'] // 2 or 1}"
-    caption = (
-        "copies: of operands and results of in-cell batches, and their bytes for one row\n"
-        "inputs are in tensors of their own; in the last column they are\n"
-        "gathered to where the plan wants them, by whoever reads them"
-    )
-    copies = [f"copies (bytes)\n{text}" for text in LAYOUTS.values()]
-    inside = _table(title, caption, ["cell", "ops", "batches", *copies])
-    machine_text = f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
-    caption = f"inference, medians: as fused kernels, in brackets as torch ops\n{machine_text}"
-    sizes = [f"{size} row{'s' * (size > 1)}" for size in settings["batch_sizes"]]
-    latency = _table("A call of the compiled cell, µs", caption, ["cell", *sizes])
-    for name, row in result["cells"].items():
-        counts = (f"{row[kind]['copies']} ({row[kind]['bytes']:,})" for kind in LAYOUTS)
-        inside.add_row(name, str(row["num_ops"]), str(row["num_batches"]), *counts)
-        pairs = zip(row[FUSED].values(), row[PLAIN].values(), strict=True)
-        latency.add_row(name, *[f"{fused['median']:.0f} ({plain['median']:.0f})" for fused, plain in pairs])
-    return [inside, latency]
-
-
-def _table(title: str, caption: str, heads: Sequence[str]) -> Table:
-    table = Table(title=title, caption=caption, box=SIMPLE, pad_edge=False)
-    for head in heads:
-        table.add_column(head, justify="left" if head == "cell" else "right")
-    return table
+    size = f"hidden size {settings['hidden']}, MV {settings['hidden'] // 2 or 1}"
+    text = f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}"
+    rows = [f"{n} row{'s' * (n > 1)}" for n in settings["batch_sizes"]]
+    found = []
+    for mode, title in (("infer", "inference"), ("train", "training, forward and backward")):
+        caption = f"launches (copies, bytes of a row copied); medians in µs, in brackets of one by one\n{text}"
+        table = Table(title=f"Cells of the paper, {title}: {size}", caption=caption, box=SIMPLE, pad_edge=False)
+        for head in ("cell", "form", "launches", *rows):
+            table.add_column(head, justify="left" if head in ("cell", "form") else "right")
+        for name, cell in result["cells"].items():
+            alone = cell[mode]["one by one"]["microseconds"]
+            for form, row in cell[mode].items():
+                times = [
+                    f"{spread['median']:.0f} ({spread['median'] / alone[n]['median']:.2f})"
+                    for n, spread in row["microseconds"].items()
+                ]
+                launches = f"{row['launches']} ({row['copies']}, {row['bytes_copied']:,})"
+                table.add_row(name if form == "one by one" else "", form, launches, *times)
+        found.append(table)
+    return found

@@ -55,8 +55,13 @@ class Program:
 
 @dataclass(frozen=True)
 class Emitted:
-    """A program as Python; `rehearsal` is the same code for tensors on the meta device, which have no data."""
+    """A program as Python; `rehearsal` is the same code for tensors on the meta device, which have no data.
+
+    work: memory for values that lie beside each other, and stacks of shared values; views of the one and all of the
+    other are its last arguments. None if it needs nothing of that; see `torch_ops/work_space.py`.
+    """
 
     function: Callable[..., Any]
     rehearsal: Callable[..., Any]
     source: str
+    work: Any = None

@@ -6,6 +6,7 @@ is made, it is tried out first, see `verify`.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -16,18 +17,25 @@ from edbatch.cells.body.form import BodyForm
 from edbatch.cells.body.program import Emitted
 from edbatch.cells.body.split import Split, inference, prologue, split
 from edbatch.cells.kernel import Form, Lender, Programs, Take
-from edbatch.cells.tensor_programs import TensorBackward, TensorForward
 from edbatch.cells.torch_ops.emit import emit
+from edbatch.cells.torch_ops.memory_plan import MemoryPlan, plan_memory
+from edbatch.cells.torch_ops.planned import backward_of, forward_of
 from edbatch.cells.torch_ops.rules import has_rules
 from edbatch.cells.torch_ops.verify import Verification
+from edbatch.cells.torch_ops.work_space import Prologue
 from edbatch.spec import Spec
+from edbatch.switches import ALL_ON, Switches
+
+STRICT = False  # whether a plan that cannot be made is an error; it is in tests
+log = logging.getLogger("edbatch")
 
 
 class TorchCell(BodyForm):
     """`sources`: the code of each program so far, for people to read."""
 
-    def __init__(self, body: Body, sparse: frozenset[int], *, stack_weights: bool = True):
-        super().__init__(body, sparse, stack_weights=stack_weights)
+    def __init__(self, body: Body, sparse: frozenset[int], switches: Switches = ALL_ON):
+        super().__init__(body, sparse, stack_weights=switches.stack_weights)
+        self.switches = switches
         self.sources: list[str] = []
 
     @cached_property
@@ -39,8 +47,7 @@ class TorchCell(BodyForm):
         return Verification(self.body, self._prologue)
 
     def prologue(self, shared: Sequence[torch.Tensor], take: Take = Spec.empty) -> tuple[torch.Tensor, ...]:
-        values: tuple[torch.Tensor, ...] = self._prologue.function([t.detach() for t in shared], take)
-        return values
+        return Prologue.of(self._prologue.function([t.detach() for t in shared], take))
 
     def prologue_of_inference(self, shared: Sequence[torch.Tensor], memory: Lender) -> tuple[torch.Tensor, ...]:
         return self.prologue(shared, memory.take_one)
@@ -67,23 +74,45 @@ class TorchCell(BodyForm):
                 self.training(rows, shared, outs)
 
     def _emit(self, split: Split) -> Programs:
-        forward = emit(split.body, split.forward)
+        if not self.switches.batch_inside:
+            return self._emit_planned(split, None)
+        try:
+            return self._emit_planned(split, self.switches.plan_memory)
+        except Exception as error:
+            found = self._emit_planned(split, None)  # if this fails, too, the plan is not the reason
+            if STRICT:
+                raise
+            log.warning("no memory plan was made of a cell: %s. Its ops run one by one", error, exc_info=True)
+            return found
+
+    def _emit_planned(self, split: Split, planned: bool | None) -> Programs:
+        """The programs, with a plan for memory, batched inside without one, or op by op (None)."""
+        programs = [program for program in (split.forward, split.backward) if program is not None]
+        plans: Sequence[MemoryPlan | None] = [None, None]
+        if planned is not None:
+            last = {} if split.finish is None else split.finish.inputs
+            apart = frozenset(index for index, place in last.items() if place.group == "saved")
+            plans = plan_memory(split.body, programs, apart, planned=planned) or plans
+        forward = emit(split.body, split.forward, plans[0])
         if not self.sources:
             self.sources.append(self._prologue.source)
+        num_rows, num_outs = len(split.body.rows), len(split.body.outputs)
+        bound = forward_of(forward, num_rows)
         if split.backward is None or split.finish is None:
             self._verification.infer(forward)
             self.sources.append(forward.source)
-            return Programs(TensorForward(forward.function), split=split)
-        backward, finish = emit(split.body, split.backward), emit(split.body, split.finish)
-        self._verification.training((forward, backward, finish), split.saved, split.deferred)
+            return Programs(bound, split=split)
+        backward = emit(split.body, split.backward, plans[1])
+        finish = emit(split.body, split.finish, saved=plans[0])
+        saved = split.saved if plans[0] is None else plans[0].saved_specs(split.saved)
+        self._verification.training((forward, backward, finish), saved, split.deferred)
         self.sources += [forward.source, backward.source, finish.source]
-        num_rows, num_outs = len(split.body.rows), len(split.body.outputs)
         reads = split.backward.reads
         return Programs(
-            TensorForward(forward.function),
-            TensorBackward(backward.function, reads("rows", num_rows), reads("outs", num_outs)),
+            bound,
+            backward_of(backward, reads("rows", num_rows), reads("outs", num_outs)),
             finish.function,
-            split.saved,
+            saved,
             split.deferred,
             split.finish.read("rows"),
             split=split,

@@ -7,6 +7,7 @@ further first dimension B; a shared value has not.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -77,17 +78,19 @@ def pointwise(function: Any, out: str | None = None, into: Any = None) -> Rule:
     """The rule of an elementwise op: rows of lower rank get dimensions of size one after B."""
 
     def rule(n: OperandNames, op: Op) -> Code:
-        rank = max((len(n.spec(v).shape) for v in op.operands), default=0)
+        shapes = {n.spec(v).shape for v in op.operands}
+        rank = max(map(len, shapes), default=0)
+        flat = (math.prod(*shapes),) if len(shapes) == 1 and all(map(n.is_row, op.operands)) else None
 
         def operand(tree: Any) -> str:
             if not isinstance(tree, Val) or not n.is_row(tree):
                 return n.raw(tree)
             shape = n.spec(tree).shape
-            return n.row(tree, (1,) * (rank - len(shape)) + shape)
+            return n.row(tree, flat or (1,) * (rank - len(shape)) + shape)
 
         texts = [operand(a) for a in op.args] + [f"{k}={operand(v)}" for k, v in op.kwargs]
         other = f"{n.object(into)}({', '.join(texts)})" if into else None
-        return Code(f"{n.object(function)}({', '.join(texts)})", out=out, local=True, into=other)
+        return Code(f"{n.object(function)}({', '.join(texts)})", flat, out, local=True, into=other)
 
     return rule
 

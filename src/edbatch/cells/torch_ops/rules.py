@@ -137,6 +137,16 @@ def _range(n: OperandNames, op: Op, before: int) -> str:
     return f"[{':, ' * (dim + before)}{start or 0}:{'' if stop is None else stop}:{step}]"
 
 
+def _reversed_difference(n: OperandNames, op: Op) -> Code | None:
+    """1 - x, which torch cannot write into given memory unless 1 is a tensor."""
+    x, number = op.args[:2]
+    if len(op.args) > 2 or op.kwargs or not isinstance(op.spec, Spec) or n.spec(x).dtype != op.spec.dtype:
+        return None
+    flat = (math.prod(op.spec.shape),)
+    one = n.object(torch.tensor(number, dtype=op.spec.dtype))
+    return Code(f"{n.object(torch.sub)}({one}, {n.row(x, flat)})", flat, "out", local=True)
+
+
 def _select(n: OperandNames, op: Op) -> Code:
     rank = len(n.spec(op.args[0]).shape)
     return Code(f"{n.row(op.args[0])}.select({op.args[1] % rank + 1}, {op.args[2]})", view=True)
@@ -236,6 +246,7 @@ RULES: dict[Any, Rule] = {
     aten.tril.default: leading(torch.tril), aten.triu.default: leading(torch.triu),
     aten.select_backward.default: leading(aten.select_backward.default, sizes=1, dim=2),
     aten.slice_backward.default: leading(aten.slice_backward.default, sizes=1, dim=2),
+    aten.rsub.Scalar: _reversed_difference,
     aten.permute.default: _permute, aten.expand.default: _expand, aten.slice.Tensor: _slice, aten.select.int: _select,
     aten.cat.default: _cat, operator.getitem: _item, aten._to_copy.default: _to_copy, aten.mm.default: products.mm,
     aten.addmm.default: products.addmm, aten.bmm.default: products.bmm, aten.embedding.default: products.embedding,

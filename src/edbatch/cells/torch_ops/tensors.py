@@ -8,9 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from edbatch.cells.body.body import Body, Val
+from edbatch.cells.torch_ops.memory_plan import MemoryPlan
 from edbatch.cells.torch_ops.writer import Writer
 from edbatch.spec import Spec
 
@@ -37,6 +38,7 @@ class Tensors:
     Args:
         roots: for each value the one whose memory it lies in.
         make: called with a value that is no tensor yet and the wanted form; puts the value into `memory`.
+        work_space: the views of values that have columns there, if there is one.
     """
 
     def __init__(
@@ -45,8 +47,9 @@ class Tensors:
         writer: Writer,
         roots: Mapping[int, int],
         make: Callable[[int, Form], None] = _refuse,
+        work_space: WorkViews | None = None,
     ) -> None:
-        self.body, self.writer = body, writer
+        self.body, self.writer, self.work_space = body, writer, work_space
         self.memory: dict[int, Forms] = {}
         self.kept: dict[int, list[str]] = {}  # root -> local names to drop after its last use
         self._roots, self._make = roots, make
@@ -88,6 +91,8 @@ class Tensors:
 
     def form(self, value: Val, form: Form) -> str:
         """The name of a value in a form."""
+        if self.work_space is not None and (begin := self.work_space.place(value.index)) is not None:
+            return self._in_work_space(value, begin, form)
         if value.index not in self.memory:
             self._make(value.index, form)
         memory = self.memory[value.index]
@@ -100,6 +105,13 @@ class Tensors:
             memory.forms[form] = self.assign(value, f"{source}.reshape({size})", memory.pinned)
         return memory.forms[form]
 
+    def _in_work_space(self, value: Val, begin: int, form: Form) -> str:
+        assert self.work_space is not None
+        if form[:1] == ("flat",):
+            lines = math.prod(self.spec(value).shape) // form[1]
+            return self.work_space.view((lines * BATCH, form[1]), (form[1], 1), begin)
+        return self.work_space.view((BATCH, *form), (math.prod(form), *_strides(form)), begin)
+
     def own_form(self, index: int) -> Form:
         """The shape of a value; () for a tuple of tensors."""
         spec = self.body.specs[index]
@@ -111,6 +123,47 @@ class Tensors:
         if not pinned:
             self.kept.setdefault(self._roots[value.index], []).append(name)
         return name
+
+
+def _strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides = [1]
+    for size in reversed(shape[1:]):
+        strides.append(strides[-1] * size)
+    return tuple(reversed(strides))[: len(shape)]
+
+
+class Times(NamedTuple):
+    """So many times the number of rows of a batch."""
+
+    factor: int
+
+    def __rmul__(self, other: int) -> Times:  # type: ignore[override]
+        return Times(other * self.factor)
+
+
+BATCH = Times(1)
+View = tuple[tuple[int | Times, ...], tuple[int | Times, ...], Times]
+
+
+class WorkViews:
+    """The views of a work space that a program needs, by number: sizes, strides, and where they begin.
+
+    In code they are `v[0]`, `v[1]`, ….
+    """
+
+    def __init__(self, plan: MemoryPlan) -> None:
+        self.place = plan.place
+        self._number_of: dict[View, int] = {}
+
+    def view(self, sizes: Sequence[int | Times], strides: Sequence[int | Times], begin: int) -> str:
+        """The name of a view; `begin` in elements of one row."""
+        view = tuple(sizes), tuple(strides), begin * BATCH
+        return f"v[{self._number_of.setdefault(view, len(self._number_of))}]"
+
+    @property
+    def views(self) -> tuple[View, ...]:
+        return tuple(self._number_of)
 
 
 def _size(shape: Sequence[int]) -> str:

@@ -19,6 +19,7 @@ import torch
 from edbatch.cells.body.body import Body
 from edbatch.cells.body.program import Emitted
 from edbatch.cells.capture.fake import LARGE, LONG, scratch
+from edbatch.cells.torch_ops.work_space import Prologue, WorkSpace
 from edbatch.errors import CaptureError
 from edbatch.spec import Spec
 from edbatch.torch_insides.modes import InferenceMode, without_dispatch_modes
@@ -62,7 +63,7 @@ class Verification:
     def _infer(self, scene: Scene, infer: Emitted) -> None:
         outs = scene.many(self.outputs)
         pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
-        scene.run(infer, _ROWS, scene.many(self.rows), pro, outs, [])
+        scene.run(infer, _ROWS, scene.many(self.rows), pro, outs, [], *scene.work(infer, pro))
         _compare("the outputs", outs, self.outputs, _ROWS)
 
     def _train(
@@ -73,8 +74,8 @@ class Verification:
         kept, late = scene.many(saved), scene.many(deferred)
         sums: dict[int, torch.Tensor] = {}
         pro = scene.run(self.prologue, [scene.empty(spec) for spec in self.shared], scene.empty)
-        scene.run(forward, _ROWS, rows, pro, outs, kept)
-        grads = scene.run(backward, _ROWS, rows, outs, kept, pro, tangents, late, sums)
+        scene.run(forward, _ROWS, rows, pro, outs, kept, *scene.work(forward, pro))
+        grads = scene.run(backward, _ROWS, rows, outs, kept, pro, tangents, late, sums, *scene.work(backward, pro))
         totals = scene.run(finish, _ROWS, rows, outs, kept, pro, tangents, late, sums)
         _compare("the gradients of the rows", grads, self.rows, _ROWS)
         _compare("the gradients of shared inputs", totals, self.shared)
@@ -90,6 +91,13 @@ class Scene:
 
     def run(self, program: Emitted, *args: Any) -> Any:
         return (program.function if self.device == "cpu" else program.rehearsal)(*args)
+
+    def work(self, program: Emitted, pro: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The last arguments of a program that has a work space."""
+        if program.work is None:
+            return ()
+        views = WorkSpace(program.work, _ROWS, torch.device(self.device))(_ROWS)
+        return views, Prologue.of(pro).stacked(program.work.stacks)
 
     def empty(self, spec: Spec, *leading: int) -> torch.Tensor:
         tensor = torch.empty((*leading, *spec.shape), dtype=spec.dtype, device="meta")
