@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from one_by_one import assert_equal, can_train, compiled
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 import edbatch
 from edbatch.bench.kernels.cells import OneBatch
@@ -212,6 +213,23 @@ def test_a_work_space_is_lent_once_and_comes_back():
     del first
     assert work.lend(2).space is kept
     assert work.lend(100).space is not kept  # too small
+    with FakeTensorMode():
+        fake = work.lend(3)
+    assert type(fake.space.memory) is FakeTensor
+    assert type(work.lend(3).space.memory) is torch.Tensor
+
+
+def test_inference_mode_and_others_share_a_work_space():
+    cell = nn.LSTMCell(DIM, DIM)
+    batched = edbatch.batch(lambda x: cell(x)[0], compile=False)
+    x = torch.randn(ROWS, DIM)
+    with torch.inference_mode():
+        expected = batched(x)
+    with torch.no_grad():
+        assert torch.equal(batched(x), expected)
+    found = batched(x)
+    found.sum().backward()
+    torch.testing.assert_close(found, expected)
 
 
 def test_threads_share_a_cell():

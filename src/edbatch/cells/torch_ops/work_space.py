@@ -7,14 +7,19 @@ lent to nobody else.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 
 from edbatch.cells.torch_ops.batch_calls import Stack
 from edbatch.cells.torch_ops.tensors import Times, View
+from edbatch.torch_insides.modes import InferenceMode, num_dispatch_modes
+from edbatch.torch_state.surroundings import Made, inside
 
 KEPT = 1 << 22  # bytes of a work space that is kept from one mini-batch to the next; larger ones are made anew
 SMALL = 64  # rows of a batch whose views are kept; of larger ones they take little time beside the work
@@ -52,26 +57,49 @@ class Work:
     views: tuple[View, ...]
     stacks: tuple[Stack, ...]
     placed: tuple[tuple[int, int], ...]
-    _free: list[WorkSpace] = field(default_factory=list, repr=False)
+    _spaces: list[WorkSpace] = field(default_factory=list, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def lend(self, rows: int) -> Loan:
         """A work space for batches of up to so many rows, for one mini-batch."""
-        while self._free:
-            found = self._free.pop()
-            if found.rows >= rows:
-                return Loan(self._free, found)
-        rounded = 1 << (rows - 1).bit_length()  # so that larger batches seldom need a new one
-        return Loan(self._free, WorkSpace(self, rounded, self.device))
+        if num_dispatch_modes():  # what is made now may be fake tensors
+            return Loan(WorkSpace(self, rows, self.device))
+        with self._lock:
+            for space in self._spaces:
+                if space.rows >= rows and space.loan() is None:
+                    return space.lent()
+            rounded = 1 << (rows - 1).bit_length()  # so that larger batches seldom need a new one
+            space = WorkSpace(self, rounded, self.device)
+            if space.memory.nbytes <= KEPT:
+                self._spaces[:] = [s for s in self._spaces if s.loan() is not None]  # others are too small
+                self._spaces.append(space)
+            return space.lent()
 
     def __deepcopy__(self, memo: Any) -> Work:
         return self
 
 
+class Loan:
+    """A work space is lent until nothing refers to this any more."""
+
+    def __init__(self, space: WorkSpace) -> None:
+        self.space = space
+
+
 class WorkSpace:
+    """Memory for batches of up to so many rows. `loan()`: the present loan, or None."""
+
     def __init__(self, work: Work, rows: int, device: torch.device) -> None:
         self.rows, self._views = rows, work.views
-        self.memory = torch.empty(rows * work.width, dtype=work.dtype, device=device)
+        make = partial(torch.empty, rows * work.width, dtype=work.dtype, device=device)
+        self.memory = inside((Made(InferenceMode, False),), make)  # else it would be an inference tensor
+        self.loan: Callable[[], Loan | None] = lambda: None
         self._made: dict[int, list[torch.Tensor]] = {}
+
+    def lent(self) -> Loan:
+        loan = Loan(self)
+        self.loan = weakref.ref(loan)
+        return loan
 
     def __call__(self, size: int) -> list[torch.Tensor]:
         """The views for a batch of so many rows."""
@@ -81,17 +109,6 @@ class WorkSpace:
             if size <= SMALL:
                 self._made[size] = found
         return found
-
-
-class Loan:
-    """A work space until nothing refers to this any more."""
-
-    def __init__(self, free: list[WorkSpace], space: WorkSpace) -> None:
-        self._free, self.space = free, space
-
-    def __del__(self) -> None:
-        if self.space.memory.nbytes <= KEPT:
-            self._free.append(self.space)
 
 
 def _view(memory: torch.Tensor, view: View, size: int) -> torch.Tensor:
