@@ -284,7 +284,7 @@ class BatchCalls:
         """Equal parts of one tensor outside, as [k, B, n]."""
         (index, first, length), second = (self.plan.source.atoms[v] for v in values[:2])
         row = self.tensors.row(Val(index), (self._whole(index),))
-        sizes, strides = f"({len(values)}, B, {length})", f"({second.begin - first}, {self._whole(index)}, 1)"
+        sizes, strides = f"({len(values)}, B, {length})", f"({second.begin - first}, {row}.stride(0), 1)"
         return f"{row}.as_strided({sizes}, {strides}, {row}.storage_offset() + {first})"
 
     def _whole(self, index: int) -> int:

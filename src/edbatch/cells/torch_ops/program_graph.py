@@ -69,12 +69,6 @@ class ProgramGraph:
     dtype: torch.dtype
     device: torch.device
 
-    def name(self, value: int, body: Body) -> str:
-        """A value in words."""
-        index, begin, length = self.atoms[value]
-        whole = math.prod(body.spec(Val(index)).shape) == length
-        return f"%{index}" if whole else f"%{index}[{begin}:{begin + length}]"
-
 
 def abstract(body: Body, programs: Sequence[Program], apart: frozenset[int] = frozenset()) -> ProgramGraph:
     """The graph of one program, or of forward and backward; values `apart` are not saved together with others."""
