@@ -89,7 +89,7 @@ class Operands:
         if kind < Slot.SUM:
             arena, first = arenas[self.arena_of[t][slot]], self.first[batch][slot]
             if first >= 0:
-                return arena[first : first + self.size[batch][slot]]
+                return arena.narrow(0, first, self.size[batch][slot])
             return arena.index_select(0, self.index_of(batch, slot))
         if kind == Slot.DATA:
             return self.index_of(batch, slot)
@@ -139,7 +139,7 @@ class Operands:
             return
         first, size = self.first[batch][slot], self.size[batch][slot]
         if first >= 0:
-            target[first : first + size].add_(gradient)
+            target.narrow(0, first, size).add_(gradient)
             return
         if self.types[t].slots[slot] >= Slot.SUM:
             offsets = self.index(target.device).narrow(0, self.begin[batch][slot] + size, self.nodes[batch] + 1)

@@ -199,10 +199,9 @@ class BatchCalls:
         values, weights = zip(*sorted(pairs, key=lambda pair: self.plan.begin.get(pair[0], -1)), strict=True)
         target, text = self._target(result), ""
         are_alike = len({self.plan.length(value) for value in values}) == 1
-        is_view = self._are_strided(values)
-        if are_alike and target is not None and len(values) > (1 if is_view else 2):
+        if are_alike and target is not None and len(values) > 1 and self._are_strided(values):
             first, beta = (target, ", beta=0") if bias is None else (bias, "")
-            rows = self._lines(values) if is_view else self._copy(values)
+            rows = self._lines(values)
             addbmm = self.tensors.object(torch.addbmm)
             self.tensors.writer.line(f"{addbmm}({first}, {rows}, {self._stack(weights)}{beta}, out={target})")
             return

@@ -151,14 +151,23 @@ def _is_within(run: Run, joint: CellLayout, together: set[int], saved: frozenset
 
 
 def _lay_out(source: ProgramGraph) -> CellLayout:
-    """With operands of the cell in tensors of their own, or gathered to where they are wanted, if that saves calls."""
-    outside, wanted = lay_out_cell(source.graph), set[int]()
-    for access in in_plain_order(source.graph).accesses:
-        wanted |= source.rows.keys() & set(access.copied)
-    if not wanted:
-        return outside
-    inside = lay_out_cell(replace(source.graph, outside=source.graph.outside - wanted))
-    return min(inside, outside, key=lambda layout: (layout.num_calls, layout.bytes_copied))
+    """Operands of the cell and values for its end lie in tensors of their own, or beside others, if that saves calls:
+    the ones are gathered there, the others copied from there."""
+    copied = {value for access in in_plain_order(source.graph).accesses for value in access.copied}
+    rows, ends = copied & source.rows.keys(), copied & source.ends
+    found = []
+    for inside in {frozenset(values) for values in (set[int](), rows, ends, rows | ends)}:
+        layout = lay_out_cell(replace(source.graph, outside=source.graph.outside - inside))
+        parts = sum(map(len, layout.copies))  # each takes about half as long as a call, beside the call of the copy
+        calls = layout.num_calls + _num_products(source, layout) + len(inside & ends) + 0.5 * parts
+        found.append((calls, layout.bytes_copied, len(inside), layout))
+    return min(found, key=lambda candidate: candidate[:3])[-1]
+
+
+def _num_products(source: ProgramGraph, layout: CellLayout) -> int:
+    """How many calls of sums of products are more than one per batch."""
+    firsts = [members[0] for members in layout.batches if source.are_products[members[0]]]
+    return sum(len(layout.graph.ops[i].operands) // 2 - 1 for i in firsts)
 
 
 def _part(source: ProgramGraph, joint: CellLayout, number: int, *, planned: bool) -> tuple[CellLayout, list[int]]:

@@ -53,8 +53,9 @@ class ProgramGraph:
 
     atoms: of each value of the graph. runs: of each value of the body that is whole atoms, these. numbers: for each op
     of the graph that of the op's result in the body. program_of: for each op of the graph the number of its program.
-    rows: the values of the graph that are operands of the cell, with the numbers of these. saved: the values that
-    forward saves for backward and that nobody else reads. are_products: which ops are products with weights, or sums of
+    rows: the values of the graph that are operands of the cell, with the numbers of these. ends: the values that have
+    buffers of their own when all has run, for the end of the mini-batch. saved: the values that forward saves for
+    backward and that nobody else reads. are_products: which ops are products with weights, or sums of
     them. dtype, device: of all values that may lie beside others.
     """
 
@@ -64,6 +65,7 @@ class ProgramGraph:
     numbers: tuple[int, ...]
     program_of: tuple[int, ...]
     rows: dict[int, int]
+    ends: frozenset[int]
     saved: frozenset[int]
     are_products: tuple[bool, ...]
     dtype: torch.dtype
@@ -111,6 +113,10 @@ class _Abstraction:
         dests = [(place, value) for program in self.programs for place, value in program.dests.items()]
         results = [self.runs.get(value.index, ()) for place, value in dests if place.group == "outs"]
         outside |= {run[0] for run in results if len(run) == 1}
+        last = [value for place, value in dests if place.group == "deferred" or value.index in self.apart]
+        alone = [run[0] for value in last if len(run := self.runs.get(value.index, ())) == 1]
+        ends = {v for v in alone if self.atoms[v].length == self._length(self.atoms[v].number)} - outside
+        outside |= ends
         stored = [value.index for place, value in dests if place.group == "saved" and value.index not in self.apart]
         saved = {v for index in stored for v in self.runs.get(index, ())}
         wanted = [value for program in self.programs for value in find_vals(program.returns or ())]
@@ -130,7 +136,8 @@ class _Abstraction:
             tensors=tuple((v, (self.atoms[v].number, self.atoms[v].begin * size)) for v in sorted(given)),
         )  # fmt: skip
         return ProgramGraph(
-            graph, tuple(self.atoms), self.runs, tuple(self.numbers), tuple(self.program_of), rows, frozenset(saved),
+            graph, tuple(self.atoms), self.runs, tuple(self.numbers), tuple(self.program_of), rows,
+            frozenset(ends), frozenset(saved),
             tuple(self.are_products), *self.kind,
         )  # fmt: skip
 

@@ -1,8 +1,8 @@
 """The work space of a program: memory for the values that lie beside each other, and views of it by batch size.
 
 In: the views that a program needs. Out: tensors. Making a view takes about as long as adding two small tensors, so the
-views of small batches are kept from mini-batch to mini-batch, and so is their memory; a work space that is in use is
-lent to nobody else.
+views of batches of many sizes are kept from mini-batch to mini-batch, and so is their memory; a work space that is in
+use is lent to nobody else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from edbatch.torch_insides.modes import InferenceMode, num_dispatch_modes
 from edbatch.torch_state.surroundings import Made, inside
 
 KEPT = 1 << 22  # bytes of a work space that is kept from one mini-batch to the next; larger ones are made anew
-SMALL = 64  # rows of a batch whose views are kept; of larger ones they take little time beside the work
+MANY = 64  # sizes of batches whose views are kept
 
 
 class Prologue(tuple[torch.Tensor, ...]):
@@ -106,7 +106,7 @@ class WorkSpace:
         found = self._made.get(size)
         if found is None:
             found = [_view(self.memory, view, size) for view in self._views]
-            if size <= SMALL:
+            if len(self._made) < MANY:
                 self._made[size] = found
         return found
 
