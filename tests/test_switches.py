@@ -12,7 +12,7 @@ from edbatch.batched import Batched
 from edbatch.switches import ALL_ON, Switches
 from test_equal import assert_equal, gradients, tensors
 
-SWITCHES = ["hoist", "stack_weights", "batch_inside", "plan_memory", "order_batches", "defer_gradients"]
+SWITCHES = ["hoist", "stack_weights", "batch_inside", "plan_memory", "move_rows", "order_batches", "defer_gradients"]
 CASES = {case.name: case for case in zoo.CASES}
 NAMES = ["binary TreeLSTM", "lattice", "tagger", "attention"]
 
@@ -49,6 +49,29 @@ def test_all_off_at_once(compilation):
         on = edbatch.batch(model, stack=CASES[name].stack)
         switches = replace(on.switches, **dict.fromkeys(SWITCHES, False))
         edbatch.check(Batched(model, on.policy, on.stack, switches, key=lambda *x: id(x[0])), *columns)
+
+
+def test_without_own_loops_torch_moves_rows(monkeypatch):
+    on, off, columns = both("lattice", "move_rows")
+    calls = []
+    index_add_ = torch.Tensor.index_add_
+    monkeypatch.setattr(torch.Tensor, "index_add_", lambda *args: calls.append(args) or index_add_(*args))
+    gradients(tensors(on(*columns)), on.fn)
+    assert not calls
+    gradients(tensors(off(*columns)), off.fn)
+    assert calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.complex64])
+@pytest.mark.parametrize("width", [1, 2, 3, 4])
+def test_rows_of_every_dtype_and_width_are_moved(dtype, width):
+    """Rows are copied four or eight bytes at a time; those that are no whole number of these are left to torch."""
+    torch.manual_seed(0)
+    weight = torch.randn(width, dtype=dtype, requires_grad=True)
+    both = edbatch.cell(lambda a, b: a * b + weight)
+    batched = edbatch.batch(lambda x, n: both(x, x) if n % 2 else both(both(x, x), x))
+    columns = [torch.randn(width, dtype=dtype) for _ in range(9)], list(range(9))
+    assert_equal(tensors(batched(*columns)), tensors(batched.one_by_one(*columns)), 1e-2)
 
 
 @pytest.mark.parametrize("name", ["lattice", "tagger"])

@@ -23,6 +23,7 @@ from edbatch.torch_insides.modules import REGISTERED
 from edbatch.torch_state.outside_compile import outside_compile
 
 if TYPE_CHECKING:
+    from edbatch.cells.compiled import CompiledCell
     from edbatch.inspection.cell_plan import CellPlan
 
 
@@ -119,7 +120,8 @@ class Batched(nn.Module):
         if self.stats is None:
             raise BatchError("nothing to explain yet; call the batched function first")
         known = self.pipeline.known
-        return explain(self.stats, self.policy) + (f"\n\n  {known.report}" if known is not None else "")
+        forms = {name: cell.form_in_words(self.pipeline.switches) for name, cell in self._cells.items()}
+        return explain(self.stats, self.policy, forms) + (f"\n\n  {known.report}" if known is not None else "")
 
     @property
     def cell_plans(self) -> dict[str, CellPlan]:
@@ -133,16 +135,20 @@ class Batched(nn.Module):
         >>> batched.cell_plans
         {'GRUCell(f32[2])': CellPlan(GRUCell: 13 ops, 9 batches, 0 → 0 copies)}
         """
-        from edbatch.cells.compiled import CompiledCell
         from edbatch.inspection.cell_plan import plan_of
 
         if self.stats is None:
             raise BatchError(
                 "there are no plans yet; call the batched function first (under EDBATCH_EAGER there are none)"
             )
-        kernels = self.pipeline.kernel_of.items()
         switches = self.pipeline.switches
-        return CellPlans({n: plan_of(k, switches) for n, k in kernels if isinstance(k, CompiledCell)})
+        return CellPlans({name: plan_of(cell, switches) for name, cell in self._cells.items()})
+
+    @property
+    def _cells(self) -> dict[str, CompiledCell]:
+        from edbatch.cells.compiled import CompiledCell
+
+        return {name: k for name, k in self.pipeline.kernel_of.items() if isinstance(k, CompiledCell)}
 
     def train(self, mode: bool = True) -> Batched:
         super().train(mode)

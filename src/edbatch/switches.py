@@ -18,6 +18,7 @@ class Switches:
     stack_weights: products of one operand become one, and so do the gradients of their weights.
     batch_inside: ops of a cell that are alike run as one call, where it runs as torch ops.
     plan_memory: on memory that is laid out for that.
+    move_rows: loops of our own copy rows of arenas, sum them, and add gradients to them, on the CPU.
     order_batches: nodes stand in batches in the order in which they are read.
     defer_gradients: the gradients of shared tensors are taken once, over all rows of a mini-batch; else batch by batch.
     """
@@ -28,6 +29,7 @@ class Switches:
     stack_weights: bool = True
     batch_inside: bool = True
     plan_memory: bool = True
+    move_rows: bool = True
     order_batches: bool = True
     defer_gradients: bool = True
 

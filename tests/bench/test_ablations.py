@@ -20,23 +20,31 @@ def generated_data(monkeypatch):
     monkeypatch.delenv("EDBATCH_DATA", raising=False)
 
 
+ABOUT_KERNELS = "compile", "exact_math"
+
+
+def race_has(race, field):
+    return getattr(race.batched.switches, field.name)
+
+
 def test_every_switch_is_measured():
-    """But for those of cells that run as torch ops, which `edbatch cells` measures."""
-    names = {field.name for field in fields(Switches)} - {"compile", "exact_math", "batch_inside", "plan_memory"}
-    assert set(ablations.SWITCHES.values()) == names
+    """Those of rewrites, and those of cells that run as torch ops."""
+    names = {field.name for field in fields(Switches)} - {"compile", "exact_math"}
+    off = [name for switches in (ablations.FUSED, ablations.TORCH_OPS) for name in switches.values()]
+    assert {name for switch in off for name in switch} == names
 
 
 def test_ablations(monkeypatch):
     races, without = {}, ablations._without
-    monkeypatch.setattr(ablations, "_without", lambda switch, race: races.setdefault(switch, without(switch, race)))
+    monkeypatch.setattr(ablations, "_without", lambda off, *of: races.setdefault((off, len(races)), without(off, *of)))
     settings = ablations.Settings(("lattice-lstm",), batch_size=4, hidden=8, rounds=3, threads=1)
     settings.check()
     result = json.loads(json.dumps(ablations.run(settings)))
-    for switch, race in races.items():
-        assert [name for name in ablations.SWITCHES.values() if not getattr(race.batched.switches, name)] == [switch]
+    for (off, _), race in races.items():
+        assert tuple(f.name for f in fields(Switches) if f.name not in ABOUT_KERNELS and not race_has(race, f)) == off
         assert race.batched.pipeline.switches == race.batched.switches
     (row,) = result["workloads"].values()
-    all_of_them = ["everything", "everything, again", *ablations.SWITCHES, "key="]
+    all_of_them = ["everything", "everything, again", *ablations.FUSED, "key="]
     for mode in ("infer", "train"):
         names = [name for name in all_of_them if mode == "train" or name != "deferred gradients"]
         assert list(row[mode]["ms"]) == list(row[mode]["graphs"]) == names
@@ -52,9 +60,23 @@ def test_ablations(monkeypatch):
     for text in ("(everything, again)", "deferred gradients", "to everything", "lattice-lstm", "infer", "train"):
         assert text in console.file.getvalue()
     heads, _, *lines = [line for line in ablations.markdown(result).splitlines() if line.startswith("|")]
-    assert heads.split(" | ")[3:] == ["again", *ablations.SWITCHES, "key= |"]
+    assert heads.split(" | ")[3:] == ["again", *ablations.FUSED, "key= |"]
     assert [line.split(" | ")[:2] for line in lines] == [["| lattice-lstm", "infer"], ["| lattice-lstm", "train"]]
     assert {line.count("|") for line in lines} == {heads.count("|")}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_as_torch_ops(dtype, monkeypatch):
+    races, without = {}, ablations._without
+    monkeypatch.setattr(ablations, "_without", lambda off, *of: races.setdefault((off, len(races)), without(off, *of)))
+    settings = ablations.Settings(("tree-lstm",), 2, 4, rounds=3, mode="train", torch_ops=True, dtype=dtype)
+    settings.check()
+    result = ablations.run(settings)
+    (row,) = result["workloads"].values()
+    assert list(row["train"]["ratio_to_everything"]) == ["everything, again", *ablations.TORCH_OPS, "key="]
+    assert not any(race.batched.switches.compile for race in races.values())
+    assert {p.dtype for race in races.values() for p in race.model.parameters()} == {ablations.DTYPES[dtype]}
+    assert f"all cells as torch ops, {dtype}:" in ablations.markdown(result)
 
 
 @pytest.mark.parametrize("mode", ["infer", "train"])
@@ -66,8 +88,8 @@ def test_one_mode(mode, monkeypatch):
 
 
 def test_wrong_results_are_not_timed(monkeypatch):
-    def spoiled(switch, race):
-        if switch == "hoist":
+    def spoiled(off, race, settings):
+        if off == ("hoist",):
             with torch.no_grad():
                 race.one_by_one.model.out.linear.bias[0] += 1
         return race
@@ -83,3 +105,7 @@ def test_what_is_refused():
         ablations.Settings(rounds=2).check()
     with pytest.raises(BenchError, match="there is no mode 'sideways'; choose one of infer, train or both"):
         ablations.Settings(mode="sideways").check()
+    with pytest.raises(BenchError, match="there is no measure of 'int8'; choose one of float32, bfloat16"):
+        ablations.Settings(dtype="int8").check()
+    with pytest.raises(BenchError, match="kernels are not fused in bfloat16; measure its torch ops with --torch-ops"):
+        ablations.Settings(dtype="bfloat16").check()

@@ -188,7 +188,7 @@ def test_cells_without_work_and_parameters_alone():
 def test_plan_is_for_people():
     cell = paper_cell("TreeLSTM-internal")
     text = str(plan_of(cell, Switches(compile=False)))
-    assert text.startswith("TreeLSTM-internal: runs as torch ops, because of compile=False")
+    assert text.startswith("TreeLSTM-internal: runs as torch ops, alike ones as one call, because of compile=False")
     for part in (
         "17 ops of one example", "%18 = product(w, %0, w, %2, w)", "%20 = sigmoid(%18)", "as torch ops 10 batches",
         "product × 3 → ", "sigmoid × 4 → ", "stacked, broadcast, stacked, broadcast, stacked", "values in memory:",
@@ -206,11 +206,11 @@ def test_a_plan_says_how_its_cell_runs_and_why():
     half = compile_cell(
         CELLS["GRU"].make(DIM).bfloat16(), 2 * [Spec((DIM,), torch.bfloat16, torch.device("cpu"))], name="half"
     )
-    assert plan_of(half).form == "torch ops, because it computes in torch.bfloat16"
+    assert plan_of(half).form == "torch ops, alike ones as one call, because it computes in torch.bfloat16"
     meta = compile_cell(
         CELLS["GRU"].make(DIM).to("meta"), 2 * [Spec((DIM,), torch.float32, torch.device("meta"))], name="far"
     )
-    assert plan_of(meta).form == "torch ops, because it runs on meta"
+    assert plan_of(meta).form == "torch ops, alike ones as one call, because it runs on meta"
 
 
 def test_plans_of_a_batched_function():

@@ -1,5 +1,7 @@
 """`explain()` stays readable, and says it when sizes keep nodes apart."""
 
+from dataclasses import replace
+
 import torch
 from torch import nn
 
@@ -35,3 +37,25 @@ def test_rows_of_the_table_are_bounded(monkeypatch):
     assert f"and others, {batched.stats.num_types} in all" in said
     assert "ran one by one" in said  # a reason is never left out
     assert said.count("  Linear") <= 3
+
+
+def test_how_cells_run_and_why():
+    lstm, linear = nn.LSTMCell(3, 3), nn.Linear(3, 3)
+
+    def function(x):
+        return torch.tanh(linear(lstm(x)[0]))
+
+    for dtype, why in ((torch.float64, "of compile=False"), (torch.bfloat16, "it computes in torch.bfloat16")):
+        lstm.to(dtype), linear.to(dtype)
+        batched = edbatch.batch(function, compile=dtype is torch.bfloat16)
+        batched.switches = replace(batched.switches, compile=dtype is torch.bfloat16)
+        batched(torch.ones(2, 3, dtype=dtype))
+        said = batched.explain()
+        assert f"  2 cells as torch ops one by one, because {why}: linear(" in said
+        assert f"  1 cell as torch ops, alike ones as one call, because {why}: lstm(" in said
+
+
+def test_fused_cells_are_named(compiled):
+    batched = edbatch.batch(nn.Linear(3, 3))
+    batched(torch.ones(2, 3))
+    assert "  1 cell as fused kernels: Linear(" in batched.explain()

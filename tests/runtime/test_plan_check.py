@@ -130,7 +130,7 @@ def test_faults_of_compiled_programs_are_found(match):
 
 def test_compiled_programs_print_shortly():
     execution, _ = executed()
-    assert str(execution.compiled) == "Compiled(4 TorchCell, 3 SegmentKernel)"
+    assert str(execution.compiled) == "Compiled(4 TorchCell, 2 CopyForm, 1 SegmentKernel)"
 
 
 def test_what_a_stage_was_given_stays(monkeypatch):

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from rich.box import SIMPLE
 from rich.table import Table
 
@@ -21,13 +22,20 @@ from edbatch.bench.workloads import MODES, WorkloadRace, markdown_table
 from edbatch.workloads import Workload
 
 EVERYTHING, AGAIN, RECORDING = "everything", "everything, again", "key="
-SWITCHES = {
-    "hoisting": "hoist",
-    "stacked weights": "stack_weights",
-    "order inside batches": "order_batches",
-    "deferred gradients": "defer_gradients",
+FUSED: dict[str, tuple[str, ...]] = {
+    "hoisting": ("hoist",),
+    "stacked weights": ("stack_weights",),
+    "order inside batches": ("order_batches",),
+    "deferred gradients": ("defer_gradients",),
 }
 ONLY_TRAINING = "deferred gradients"
+TORCH_OPS: dict[str, tuple[str, ...]] = {
+    "batches inside cells": ("batch_inside",),
+    "planned memory": ("plan_memory",),
+    "own loops for rows": ("move_rows",),
+    "all of these": ("batch_inside", "move_rows"),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -38,6 +46,13 @@ class Settings(mini_batch.Settings):
     min_rounds = 3
 
     mode: str = "both"
+    torch_ops: bool = False
+    dtype: str = "float32"
+
+    @property
+    def switches(self) -> dict[str, tuple[str, ...]]:
+        """What is switched off in turn, and by which switches."""
+        return TORCH_OPS if self.torch_ops else FUSED
 
     @property
     def modes(self) -> tuple[str, ...]:
@@ -47,6 +62,10 @@ class Settings(mini_batch.Settings):
         super().check()
         if self.mode not in (*MODES, "both"):
             raise BenchError(f"there is no mode {self.mode!r}; choose one of {', '.join(MODES)} or both")
+        if self.dtype not in DTYPES:
+            raise BenchError(f"there is no measure of {self.dtype!r}; choose one of {', '.join(DTYPES)}")
+        if self.dtype != "float32" and not self.torch_ops:
+            raise BenchError(f"kernels are not fused in {self.dtype}; measure its torch ops with --torch-ops")
 
 
 def run(settings: Settings, data: str | os.PathLike[str] | None = None) -> dict[str, Any]:
@@ -66,10 +85,14 @@ def _measure(
 ) -> dict[str, Any]:
     corpus = mini_batch.load(workload, settings.batch_size, data, settings.seed)
     hidden = mini_batch.hidden_of(workload, settings.hidden)
-    model = workload.make(corpus, hidden, settings.seed)
-    races = {EVERYTHING: WorkloadRace(model, corpus.train, key=id), AGAIN: WorkloadRace(model, corpus.train, key=id)}
-    races |= {name: _without(switch, WorkloadRace(model, corpus.train, key=id)) for name, switch in SWITCHES.items()}
-    races[RECORDING] = WorkloadRace(model, corpus.train)
+    model = workload.make(corpus, hidden, settings.seed).to(DTYPES[settings.dtype])
+
+    def contender(*off: str, key: Callable[..., int] | None = id) -> WorkloadRace:
+        return _without(off, WorkloadRace(model, corpus.train, key=key), settings)
+
+    races = {EVERYTHING: contender(), AGAIN: contender()}
+    races |= {name: contender(*off) for name, off in settings.switches.items()}
+    races[RECORDING] = contender(key=None)
     for name, race in races.items():
         race.check(f"{workload.name}, {name}")
     return {
@@ -79,8 +102,9 @@ def _measure(
     }
 
 
-def _without(switch: str, race: WorkloadRace) -> WorkloadRace:
-    race.batched.switches = replace(race.batched.switches, **{switch: False})
+def _without(off: tuple[str, ...], race: WorkloadRace, settings: Settings) -> WorkloadRace:
+    compiles = race.batched.switches.compile and not settings.torch_ops
+    race.batched.switches = replace(race.batched.switches, compile=compiles, **dict.fromkeys(off, False))
     return race
 
 
@@ -111,7 +135,8 @@ def _graph(race: WorkloadRace) -> dict[str, int]:
 def tables(result: dict[str, Any]) -> list[Table]:
     """The result for people."""
     settings, machine = result["settings"], result["machine"]
-    title = f"What each thing buys: mini-batches of {settings['batch_size']}, hidden size {settings['hidden']}"
+    size = f"mini-batches of {settings['batch_size']}, hidden size {settings['hidden']}"
+    title = f"What each thing buys: {size}{_as_torch_ops(settings)}"
     caption = (f"medians (quartiles) of {settings['rounds']} rounds; ratios are taken within rounds\n"
                "everything: with keys, every example was recorded before; again: the noise of these ratios\n"
                f"{machine['cpu']}, {machine['torch_threads']} threads, torch {machine['torch']}")  # fmt: skip
@@ -135,20 +160,25 @@ def tables(result: dict[str, Any]) -> list[Table]:
 def markdown(result: dict[str, Any]) -> str:
     """The ratios as a table of Markdown, with the machine and how it was measured."""
     settings, machine = result["settings"], result["machine"]
-    heads = ["", "mode", "everything, ms", "again", *SWITCHES, RECORDING]
+    switches = TORCH_OPS if settings["torch_ops"] else FUSED
+    heads = ["", "mode", "everything, ms", "again", *switches, RECORDING]
     rows = []
     for name, row in result["workloads"].items():
         for mode in (mode for mode in MODES if mode in row):
             ratios = row[mode]["ratio_to_everything"]
-            found = (ratios.get(contender) for contender in (AGAIN, *SWITCHES, RECORDING))
+            found = (ratios.get(contender) for contender in (AGAIN, *switches, RECORDING))
             rows.append([name, mode, measure.text(row[mode]["ms"][EVERYTHING]), *map(_ratio_text, found)])
     facts = (
         f"Mini-batches of {settings['batch_size']}, hidden size {settings['hidden']}, {machine['torch_threads']} "
-        f"threads of torch {machine['torch']}, {machine['cpu']}: the time without each thing as a multiple of that "
-        f"with everything. Medians (quartiles) of the ratios within {settings['rounds']} rounds; *again* is everything "
-        "a second time, the noise."
+        f"threads of torch {machine['torch']}, {machine['cpu']}{_as_torch_ops(settings)}: the time without each thing "
+        f"as a multiple of that with everything. Medians (quartiles) of the ratios within {settings['rounds']} rounds; "
+        "*again* is everything a second time, the noise."
     )
     return f"{facts}\n\n{markdown_table(heads, rows)}\n"
+
+
+def _as_torch_ops(settings: dict[str, Any]) -> str:
+    return f", all cells as torch ops, {settings['dtype']}" if settings["torch_ops"] else ""
 
 
 def _ratio_text(ratio: dict[str, float] | None) -> str:

@@ -95,12 +95,13 @@ class CompiledCell:
 
     def form_in_words(self, switches: Switches) -> str:
         """How it runs, and why."""
+        how = "torch ops, alike ones as one call" if self._as_torch_ops(switches).is_batched else "torch ops one by one"
         if not switches.compile:
-            return "torch ops, because of compile=False"
+            return f"{how}, because of compile=False"
         if self._why_unfused is not None:
-            return f"torch ops, because {self._why_unfused}"
+            return f"{how}, because {self._why_unfused}"
         if any(cell.is_given_up for cell in self.fused.values()):
-            return "torch ops, because fused kernels of it could not be made"
+            return f"{how}, because fused kernels of it could not be made"
         return "fused kernels"
 
     def _as_torch_ops(self, switches: Switches) -> TorchCell:

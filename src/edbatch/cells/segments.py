@@ -61,7 +61,7 @@ class SegmentKernel:
         return None
 
     def form(self, reads: tuple[Read, ...], switches: Switches) -> Form:
-        is_quick = self.name == "copy" and switches.compile and self.outputs[0].dtype in QUICK
+        is_quick = self.name == "copy" and switches.move_rows and self.outputs[0].dtype in QUICK
         return COPY_FORM if is_quick and self.outputs[0].device.type == "cpu" else self
 
     def give_up(self) -> Form | None:

@@ -263,6 +263,10 @@ def bench_ablations(
     ] = ModesOption.both,
     rounds: Annotated[int, number("Rounds in which every contender runs once; at least 3.")] = 30,
     threads: Threads = None,
+    torch_ops: Annotated[
+        bool, typer.Option("--torch-ops", help="Cells as torch ops: what batching inside and planned memory buy.")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="float32 or, as torch ops, bfloat16.")] = "float32",
     data: Folder = None,
     json: Json = None,
     markdown: Markdown = None,
@@ -274,6 +278,8 @@ def bench_ablations(
     with clear_errors():
         from edbatch.bench import ablations as benchmark
 
-        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads, mode=mode.value)
+        settings = benchmark.Settings(
+            tuple(workload or ()), batch_size, hidden, rounds, threads, 0, mode.value, torch_ops, dtype
+        )
         settings.check()
         show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 
 from edbatch.recording.calls.fast_cells import RECORDS_IN_C
 from edbatch.scheduling import policies
@@ -19,14 +20,19 @@ MANY = 8  # with so many types that differ only in sizes, a hint is given
 _SIZES = re.compile(r"(?<=\[)[\d,]+(?=\])|(?<=stack of )\d+")
 
 
-def explain(stats: Stats, policy: Policy) -> str:
-    """What a call did and why. The lower bound and the other policies' batches are computed here, when asked for."""
+def explain(stats: Stats, policy: Policy, forms: Mapping[str, str]) -> str:
+    """What a call did and why. The lower bound and the other policies' batches are computed here, when asked for.
+
+    Args:
+        forms: of each cell by its name, how it runs.
+    """
     counts = {name: schedule(stats.graph, policies.from_name(name)).num_batches for name in OTHERS}
     others = ", ".join(f"{name} {count}" for name, count in counts.items() if name != policy.name)
     lines = [
         f"{stats.num_nodes} nodes of {stats.num_types} types in {stats.num_batches} batches by policy {policy.name}",
         f"  lower bound {stats.graph.lower_bound()}; {others}" + _unseen(stats),
         *stats.costs(),
+        *_forms(forms),
         *([] if RECORDS_IN_C else ["  recorded in Python: there was no C compiler at installation, which is slower"]),
         "",
         f"  {'nodes':>7} {'batches':>7} {'mean size':>9}  type",
@@ -41,6 +47,16 @@ def explain(stats: Stats, policy: Policy) -> str:
     if len(types) > MAX_ROWS:
         lines.append(f"  and others, {len(types)} in all: see batched.stats.types")
     return "\n".join([*lines, *_sizes([t.name for t in types])])
+
+
+def _forms(forms: Mapping[str, str]) -> list[str]:
+    """How cells run: as what most of them do, and which do not."""
+    names: dict[str, list[str]] = {}
+    for name, form in forms.items():
+        names.setdefault(form, []).append(name)
+    found = sorted(names.items(), key=lambda item: -len(item[1]))
+    return [f"  {len(of)} cell{'s'[: len(of) > 1]} as {form}: {', '.join(of[:3])}{', …'[: 3 * (len(of) > 3)]}"
+            for form, of in found]  # fmt: skip
 
 
 def _unseen(stats: Stats) -> str:

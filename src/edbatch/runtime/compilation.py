@@ -25,11 +25,11 @@ log = logging.getLogger("edbatch")
 
 @dataclass(frozen=True, repr=False)
 class Compiled:
-    """Of each type its form and its programs; and whether generated code may run in this call."""
+    """Of each type its form and its programs; and whether loops of our own may move rows in this call."""
 
     forms: tuple[Form, ...]
     programs: tuple[Programs, ...]
-    is_on: bool
+    moves_rows: bool
 
     def __repr__(self) -> str:
         forms = Counter(type(form).__name__ for form in self.forms)
@@ -45,7 +45,7 @@ class Compiled:
 def compile_plan(plan: Plan, needs: Needs | None, switches: Switches) -> Compiled:
     """The programs of a plan, ready to be bound."""
     if num_dispatch_modes():
-        switches = replace(switches, compile=False)  # a dispatch mode must see every op
+        switches = replace(switches, compile=False, move_rows=False)  # a dispatch mode must see every op
     forms = plan.recording.type_set.keep(("forms", switches), lambda: _forms(plan, switches))
     with torch.no_grad():
         pairs = [_compile(plan, needs, t, form) for t, form in enumerate(forms)]
@@ -53,7 +53,7 @@ def compile_plan(plan: Plan, needs: Needs | None, switches: Switches) -> Compile
     if not switches.defer_gradients:
         types = plan.recording.node_types
         programs = [at_once(p, len(t.slots), len(t.shared)) for p, t in zip(programs, types, strict=True)]
-    return Compiled(tuple([form for form, _ in pairs]), tuple(programs), switches.compile)
+    return Compiled(tuple([form for form, _ in pairs]), tuple(programs), switches.move_rows)
 
 
 def _forms(plan: Plan, switches: Switches) -> tuple[Form, ...]:

@@ -6,7 +6,6 @@ needs. An arena is the memory of all values of one spec.
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from functools import cached_property
@@ -16,7 +15,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edbatch.cells.fused.loops.pointwise import BY_SIZE
 from edbatch.errors import BatchError
 from edbatch.layout.layout import Slot
 from edbatch.recording.results import Group
@@ -27,7 +25,7 @@ from edbatch.runtime.frozen import prologue
 from edbatch.runtime.needs import Needs
 from edbatch.runtime.operands import Operands, as_list
 from edbatch.runtime.plan import Plan
-from edbatch.runtime.row_loops import copy_rows
+from edbatch.runtime.row_loops import copier
 from edbatch.spec import Spec
 from edbatch.torch_insides.tensors import fake_mode_of
 
@@ -41,7 +39,7 @@ class Execution:
         self.plan = plan
         self.needs = needs
         self.lease = Lease(pool, "values")
-        self.operands = Operands(plan.recording, plan.schedule, plan.layout)
+        self.operands = Operands(plan.recording, plan.schedule, plan.layout, moves_rows=compiled.moves_rows)
         self.types = plan.recording.node_types
         self.outputs = plan.recording.type_set.outputs
         layout = plan.layout
@@ -160,13 +158,10 @@ class Execution:
         """The rows of a group of results, in new memory."""
         part, rows = self._parts[self.plan.recording.arena_of[group.spec]], self.plan.group_rows(group)
         spec = group.spec
-        if (
-            self.compiled.is_on and spec.device.type == "cpu" and spec.dtype.itemsize in BY_SIZE
-        ):  # torch would take far longer
-            found = spec.empty(len(rows))
-            copy = copy_rows(spec.dtype.itemsize)
+        if self.compiled.moves_rows and (loop := copier(spec)) is not None:  # torch would take far longer
+            found, (copy, width) = spec.empty(len(rows)), loop
             address = rows.__array_interface__["data"][0]  # `rows.ctypes` takes four times as long
-            copy(len(rows), address, 0, part.address, found.data_ptr(), math.prod(spec.shape))
+            copy(len(rows), address, 0, part.address, found.data_ptr(), width)
             return found
         arena, index = part.tensor(), torch.from_numpy(rows)
         return arena.index_select(0, index if arena.is_cpu else index.to(arena.device, non_blocking=True))

@@ -6,6 +6,8 @@ tensor per operand, as a view of rows, a gather or a sum. A *slot* is the place 
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from functools import cached_property
 from typing import Any
 
@@ -16,7 +18,7 @@ from torch.nn import functional as F
 
 from edbatch.layout.layout import Layout, Slot
 from edbatch.recording.types.recording import Recording
-from edbatch.runtime.row_loops import LONG
+from edbatch.runtime.row_loops import LONG, NAMES, copier, row_kernels
 from edbatch.scheduling.schedule import Schedule
 from edbatch.spec import Spec
 from edbatch.torch_insides.tensors import storage_number
@@ -25,11 +27,13 @@ from edbatch.torch_insides.tensors import storage_number
 class Operands:
     """Reads the slots of batches. The layout's arrays are turned into lists, since indexing lists is far cheaper."""
 
-    def __init__(self, recording: Recording, schedule: Schedule, layout: Layout):
+    def __init__(self, recording: Recording, schedule: Schedule, layout: Layout, *, moves_rows: bool):
         self.types = recording.node_types
         self.batch_types: list[int] = schedule.batch_types.tolist()
         self.arena_of = recording.type_set.slot_arenas
         self._layout, self._starts = layout, schedule.starts
+        self._copiers = [self._find_copiers(t, moves_rows) for t in range(len(self.types))]
+        self._moves_rows = moves_rows
         self._index_on: dict[torch.device, Tensor] = {}
         self._index_of: dict[tuple[int, int], dict[int, Tensor]] = {}
 
@@ -48,6 +52,10 @@ class Operands:
     @cached_property
     def first(self) -> list[list[int]]:
         return as_list(self._layout.slot_first)
+
+    @cached_property
+    def _index_address(self) -> int:
+        return self._layout.addresses[2]
 
     def index(self, device: torch.device) -> Tensor:
         """The index of all rows to read, on a device; copied there once."""
@@ -90,7 +98,7 @@ class Operands:
             arena, first = arenas[self.arena_of[t][slot]], self.first[batch][slot]
             if first >= 0:
                 return arena.narrow(0, first, self.size[batch][slot])
-            return arena.index_select(0, self.index_of(batch, slot))
+            return self._select(arena, batch, slot, None)
         if kind == Slot.DATA:
             return self.index_of(batch, slot)
         begin, size = self.begin[batch][slot], self.size[batch][slot]
@@ -105,12 +113,28 @@ class Operands:
         return sum_rows(arena, index.narrow(0, begin, size), offsets, is_long)
 
     def gather(self, arenas: list[Tensor], batch: int, slot: int, target: Tensor) -> None:
-        """Write a slot of a batch into a tensor."""
+        """Write a slot of a batch into a tensor, which is contiguous."""
         t = self.batch_types[batch]
         if self.types[t].slots[slot] >= Slot.SUM or self.first[batch][slot] >= 0:
             target.copy_(self.read(arenas, batch, slot))
-            return
-        torch.index_select(arenas[self.arena_of[t][slot]], 0, self.index_of(batch, slot), out=target)
+        else:
+            self._select(arenas[self.arena_of[t][slot]], batch, slot, target)
+
+    def _select(self, arena: Tensor, batch: int, slot: int, target: Tensor | None) -> Tensor:
+        """The rows of an arena that a batch reads through a slot, in a tensor or in new memory."""
+        loop = self._copiers[self.batch_types[batch]][slot]
+        if loop is None:
+            rows = self.index_of(batch, slot)
+            return arena.index_select(0, rows) if target is None else torch.index_select(arena, 0, rows, out=target)
+        size, (copy, width) = self.size[batch][slot], loop
+        target = arena.new_empty((size, *arena.shape[1:])) if target is None else target
+        copy(size, self._index_address, self.begin[batch][slot], arena.data_ptr(), target.data_ptr(), width)
+        return target
+
+    def _find_copiers(self, t: int, moves_rows: bool) -> list[tuple[Callable[..., None], int] | None]:
+        """For each slot of a type the loop that copies its rows and the elements of a row; None if torch does it."""
+        slots = zip(self.types[t].slots, self.types[t].slot_specs, strict=True)
+        return [copier(spec) if moves_rows and kind < Slot.SUM and spec is not None else None for kind, spec in slots]
 
     def is_one_view(self, t: int, slot: int) -> bool:
         """Whether all nodes of a type are one batch, which reads a slot as a view."""
@@ -141,10 +165,21 @@ class Operands:
         if first >= 0:
             target.narrow(0, first, size).add_(gradient)
             return
-        if self.types[t].slots[slot] >= Slot.SUM:
-            offsets = self.index(target.device).narrow(0, self.begin[batch][slot] + size, self.nodes[batch] + 1)
+        is_sum = self.types[t].slots[slot] >= Slot.SUM
+        begin = self.begin[batch][slot]
+        if self._moves_rows and target.is_cpu and target.dtype in NAMES:
+            gradient = gradient.clone() if _lies_in(gradient, target) else gradient
+            gradient = gradient.contiguous()
+            memory = gradient.data_ptr(), target.data_ptr(), math.prod(target.shape[1:])
+            if is_sum:
+                row_kernels(target.dtype).add_back(self.nodes[batch], self._index_address, begin, size, *memory)
+            else:
+                row_kernels(target.dtype).add(size, self._index_address, begin, *memory)
+            return
+        if is_sum:
+            offsets = self.index(target.device).narrow(0, begin + size, self.nodes[batch] + 1)
             gradient = gradient.repeat_interleave(offsets.diff(), dim=0, output_size=size)
-            rows = self.index(target.device).narrow(0, self.begin[batch][slot], size)
+            rows = self.index(target.device).narrow(0, begin, size)
         else:
             rows = self.index_of(batch, slot)
             if _lies_in(gradient, target):

@@ -8,6 +8,7 @@ kernel, see `cells/fused/loops/kernel_text.py`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 from typing import NamedTuple
@@ -15,6 +16,7 @@ from typing import NamedTuple
 import torch
 
 from edbatch.cells.fused.loops.pointwise import BY_SIZE
+from edbatch.spec import Spec
 
 LONG = 16  # terms; longer sums lose digits when they are added up one after the other
 _COPY = """def kernel(B, index, begin, source, target, width):
@@ -59,6 +61,12 @@ _ADD_BACK = """def kernel(B, index, begin, size, source, target, width):
             for j in range(width):
                 store_T(target, row + j, load_T(target, row + j, 2) + load_T(source, r * width + j, 1), 2)
 """
+_ADD = """def kernel(B, index, begin, source, target, width):
+    for r in range(B):
+        row, at = load_i64(index, begin + r, 0) * width, r * width
+        for j in range(width):
+            store_T(target, row + j, load_T(target, row + j, 2) + load_T(source, at + j, 1), 2)
+"""
 NAMES = {torch.float32: ("f32", "float32"), torch.float64: ("f64", "float64")}
 
 
@@ -83,10 +91,12 @@ class Total(NamedTuple):
 
 
 class RowKernels(NamedTuple):
-    """For one dtype: `total` writes listed rows, or the sum of each segment of them; `add_back` is its gradient."""
+    """For one dtype: `total` writes listed rows, or the sum of each segment of them; `add_back` is its gradient. `add`
+    adds rows to listed ones."""
 
     total: Callable[..., None]
     add_back: Callable[..., None]
+    add: Callable[..., None]
 
 
 @cache
@@ -95,7 +105,7 @@ def row_kernels(dtype: torch.dtype) -> RowKernels:
 
     short, cast = NAMES[dtype]
     read = "\n".join(f"    {name} = load_i64(p, {i}, 0)" for i, name in enumerate(Total._fields))
-    texts = _TOTAL.replace("READ", read).replace("LONG", str(LONG)), _ADD_BACK
+    texts = _TOTAL.replace("READ", read).replace("LONG", str(LONG)), _ADD_BACK, _ADD
     sources = [text.replace("_T(", f"_{short}(").replace("CAST", cast) for text in texts]
     return RowKernels(*compile_kernels(sources, f"rows of {cast}"))
 
@@ -106,3 +116,12 @@ def copy_rows(itemsize: int) -> Callable[..., None]:
     from edbatch.cells.fused.library.native import compile_kernels
 
     return compile_kernels([_COPY.replace("_T(", f"_{BY_SIZE[itemsize]}(")], "copies of rows")[0]
+
+
+def copier(spec: Spec) -> tuple[Callable[..., None], int] | None:
+    """The loop that copies listed rows of a spec, and how many of its elements a row has; None if there is none."""
+    size = math.prod(spec.shape) * spec.dtype.itemsize
+    itemsize = spec.dtype.itemsize if spec.dtype.itemsize in BY_SIZE else 4  # rows of bfloat16 by two
+    if spec.device.type != "cpu" or size % itemsize:
+        return None
+    return copy_rows(itemsize), size // itemsize

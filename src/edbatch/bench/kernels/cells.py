@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -84,21 +84,22 @@ def _measure(name: str, settings: Settings, advance: Callable[[], object]) -> di
     for form in FORMS:
         check(name, module, hidden, form)
     calls: dict[tuple[str, str, int], OneBatch] = {}
+    counts: dict[tuple[str, str], Counts] = {}
     for mode in MODES:
         for form in FORMS:
             for size in settings.batch_sizes:
                 rows = [torch.randn(size, *shape) for shape in CELLS[name].shapes(hidden)]
                 calls[mode, form, size] = OneBatch(module, rows, FORMS[form], trains=mode == "train")
+            counts[mode, form] = count(module, [row[:1] for row in rows], FORMS[form], trains=mode == "train")
     contenders = {" ".join(map(str, key)): partial(_repeat, call, _burst(call)) for key, call in calls.items()}
     bursts = {key: contender.args[1] for key, contender in contenders.items()}
     advance()
     rounds = measure.interleave(contenders, settings.repeats, advance=advance)
-    first = settings.batch_sizes[0]
 
     def row(mode: str, form: str) -> dict[str, Any]:
         keys = {str(size): f"{mode} {form} {size}" for size in settings.batch_sizes}
         microseconds = {size: rounds.spread(key).scaled(1e6 / bursts[key])._asdict() for size, key in keys.items()}
-        return {**calls[mode, form, first].counts()._asdict(), "microseconds": microseconds}
+        return {**counts[mode, form]._asdict(), "microseconds": microseconds}
 
     return {"hidden": hidden, **{mode: {form: row(mode, form) for form in FORMS} for mode in MODES}}
 
@@ -143,6 +144,11 @@ class OneBatch:
     @property
     def outputs(self) -> list[Tensor]:
         return [self._execution.gather(group) for group in self._results.groups]
+
+
+def count(module: nn.Module, rows: Sequence[Tensor], switches: Switches, *, trains: bool) -> Counts:
+    """What a batch launches. Torch gathers its operands, so that they are counted, too."""
+    return OneBatch(module, rows, replace(switches, move_rows=False), trains=trains).counts()
 
 
 def check(name: str, module: nn.Module, hidden: int, form: str, other: nn.Module | None = None) -> None:

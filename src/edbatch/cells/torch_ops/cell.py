@@ -37,6 +37,14 @@ class TorchCell(BodyForm):
         super().__init__(body, sparse, stack_weights=switches.stack_weights)
         self.switches = switches
         self.sources: list[str] = []
+        self._plans = 0
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether one of its programs, so far, has ops that run as one call."""
+        if not self.sources:
+            _ = self.infer
+        return self._plans > 0
 
     @cached_property
     def _prologue(self) -> Emitted:
@@ -93,6 +101,7 @@ class TorchCell(BodyForm):
             last = {} if split.finish is None else split.finish.inputs
             apart = frozenset(index for index, place in last.items() if place.group == "saved")
             plans = plan_memory(split.body, programs, apart, planned=planned) or plans
+        self._plans += plans[0] is not None
         forward = emit(split.body, split.forward, plans[0])
         if not self.sources:
             self.sources.append(self._prologue.source)
