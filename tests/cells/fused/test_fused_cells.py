@@ -1,11 +1,17 @@
 """Cells as fused kernels: which kernels and torch calls they become."""
 
+from collections import Counter
+
+import pytest
 import torch
 from fused_kernels import DIM, Gates, assert_equal, calls, rows, the_cell
 from torch import nn
 
 import edbatch
+from edbatch.bench.kernels.cells_of_paper import CELLS
+from edbatch.cells.fused import fuser
 from edbatch.models.tree_lstm import BinaryTreeLSTM
+from edbatch.torch_insides.pytree import tree_leaves
 
 # ---- what cells become
 
@@ -125,3 +131,19 @@ def test_what_training_saves_is_not_overwritten_either(compiled):
             return self.first(p).tanh(), self.second(q).tanh() + torch.cat((u, v))
 
     assert_equal(edbatch.cell(Cell().double()), rows(4), rows(5), rows(3), rows(3))
+
+
+@pytest.mark.parametrize("name", CELLS)
+def test_what_stays_torch_ops_in_the_cells_of_the_paper_has_nothing_alike(name, compiled, monkeypatch):
+    """So there is nothing in the torch-op parts of a fused cell that could run as one call."""
+    found, emit = [], fuser._Fuser._emit_torch
+
+    def spy(self, index):
+        found.append((self.program.name, self.body.op(index).target))
+        return emit(self, index)
+
+    monkeypatch.setattr(fuser._Fuser, "_emit_torch", spy)
+    batched = edbatch.batch(edbatch.cell(CELLS[name].make(4)))
+    rows = [torch.randn(3, *shape) for shape in CELLS[name].shapes(4)]
+    sum(result.sum() for result in tree_leaves(batched(*rows))).backward()
+    assert max(Counter(found).values(), default=0) <= 1
