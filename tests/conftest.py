@@ -6,6 +6,7 @@ from hypothesis import settings
 
 from edbatch import checking, pipeline
 from edbatch.cells.torch_ops import cell as torch_cell
+from edbatch.paying import Ways
 from edbatch.runtime import compilation as stage
 from stage_checks import checked_rewrite, checking_prepare
 
@@ -54,6 +55,18 @@ def compilation(request, monkeypatch):
     monkeypatch.setenv("EDBATCH_COMPILE", "1" if request.param == "compiled" else "0")
     monkeypatch.setattr(stage, "log", NoFallback())
     return request.param
+
+
+@pytest.fixture(autouse=True)
+def always_batched(request, monkeypatch):
+    """Mini-batches of tests are so small that batching would hardly ever pay; those with the fixture `judged` see."""
+    if "judged" not in request.fixturenames:
+        monkeypatch.setattr(Ways, "judge", lambda self, kind, found: None)
+
+
+@pytest.fixture
+def judged():
+    """Calls for which batching does not pay run one by one."""
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from edbatch.torch_state.outside_compile import outside_compile
 if TYPE_CHECKING:
     from edbatch.cells.compiled import CompiledCell
     from edbatch.inspection.cell_plan import CellPlan
+    from edbatch.paying import Estimate
 
 
 class CellPlans(dict[str, "CellPlan"]):
@@ -52,6 +53,7 @@ class Batched(nn.Module):
     debug: bool
     stats: Stats | None
     _pipeline: Pipeline | None
+    _alone: Estimate | None  # why the last call ran one by one; None if it was batched
 
     def __init__(
         self,
@@ -71,7 +73,7 @@ class Batched(nn.Module):
             self.training = owner.training
         self.fn, self.key, self.debug = fn, key, debug
         self.policy, self.stack, self.switches = policy, stack, switches
-        self.stats = self._pipeline = None
+        self.stats = self._pipeline = self._alone = None
 
     def __setattr__(self, name: str, value: Any) -> None:
         """What is ours is never registered, for the dictionaries of what is registered are those of the model."""
@@ -88,6 +90,10 @@ class Batched(nn.Module):
         if plain_loop.get() or _is_eager():
             return self.one_by_one(*columns, **keywords)
         refuse_transforms()
+        self._alone = self.pipeline.runs_alone(columns)
+        if self._alone is not None:
+            outputs = self._loop(columns, keywords) if not self._alone.has_numbers else self._plainly(columns, keywords)
+            return Results.collect(outputs).assemble([], self.stack)
         result, self.stats = self.pipeline(columns, keywords, self.policy, self.stack)
         return result
 
@@ -100,8 +106,10 @@ class Batched(nn.Module):
     @outside_compile
     def one_by_one(self, *columns: Any, **keywords: Any) -> Any:
         """The same results by a plain loop over the examples: nothing is recorded or batched. For debugging."""
-        outputs = one_by_one(self._loop, columns, keywords)
-        return Results.collect(outputs).assemble([], self.stack)
+        return Results.collect(self._plainly(columns, keywords)).assemble([], self.stack)
+
+    def _plainly(self, columns: Any, keywords: Any) -> list[Any]:
+        return one_by_one(self._loop, columns, keywords)
 
     def _inside_another(self, columns: Any, keywords: Any) -> Any:
         """A batched function called while another is recorded: its examples become part of that recording."""
@@ -120,8 +128,14 @@ class Batched(nn.Module):
         if self.stats is None:
             raise BatchError("nothing to explain yet; call the batched function first")
         known = self.pipeline.known
+        alone = "" if self._alone is None else f"the last call ran one by one: {self._alone}.\nThe last batched call:\n"
         forms = {name: cell.form_in_words(self.pipeline.switches) for name, cell in self._cells.items()}
-        return explain(self.stats, self.policy, forms) + (f"\n\n  {known.report}" if known is not None else "")
+        return alone + explain(self.stats, self.policy, forms) + (f"\n\n  {known.report}" if known is not None else "")
+
+    @property
+    def runs_alone(self) -> bool:
+        """Whether the last call ran one by one, because batching would not have paid; `explain()` says why."""
+        return self._alone is not None
 
     @property
     def cell_plans(self) -> dict[str, CellPlan]:
@@ -158,7 +172,7 @@ class Batched(nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_pipeline": None, "stats": None}
+        return {**self.__dict__, "_pipeline": None, "stats": None, "_alone": None}
 
     def extra_repr(self) -> str:
         return (

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
+from edbatch.paying import Estimate, Ways, estimate
 from edbatch.recording.calls.names import Names
 from edbatch.recording.interception import Shortcuts, recording
 from edbatch.recording.program.paths import Paths
@@ -75,9 +76,32 @@ class Pipeline:
         self.shortcuts = Shortcuts(self.root)
         self.type_sets = TypeSets()
         self.pool = Pool()
+        self.ways = Ways()
         self.switches = switches
         self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
         self._last_types: TypeSet | None = None
+
+    def runs_alone(self, columns: Sequence[Any]) -> Estimate | None:
+        """Why the call that begins now runs one by one; None if it is batched."""
+        return self.ways.runs_alone(self._kind_of_call(columns)) if self._may_run_alone else None
+
+    @property
+    def _may_run_alone(self) -> bool:
+        """Not where ranks have to call the same collectives, and not where known examples are to be checked."""
+        is_checked = self.known is not None and self.known.debug
+        return self.switches.may_run_alone and not is_distributed() and not is_checked
+
+    def _kind_of_call(self, columns: Sequence[Any]) -> Hashable:
+        """What calls have in common for which batching pays or does not: modes, and about how many examples."""
+        number = len(columns[0]) if columns and hasattr(columns[0], "__len__") else 0
+        is_training = self.root is not None and self.root.training
+        return number.bit_length(), torch.is_grad_enabled(), is_training
+
+    def _judge(self, columns: Sequence[Any], execution: Execution, generator: Tensor) -> None:
+        """Whether calls like this one pay. One that has drawn random numbers does, as others would be drawn alone."""
+        if torch.equal(generator, torch.get_rng_state()):
+            found = estimate(execution.plan, trains=execution.needs is not None, is_known=self.known is not None)
+            self.ways.judge(self._kind_of_call(columns), found)
 
     def __call__(
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
@@ -88,9 +112,13 @@ class Pipeline:
         self, columns: Sequence[Any], keywords: dict[str, Any], policy: Policy, stack: bool | str
     ) -> tuple[Any, Stats]:
         stopwatch = Stopwatch()
+        is_asked = self._may_run_alone and self.ways.is_asked(self._kind_of_call(columns))
+        generator = torch.get_rng_state() if is_asked else None
         execution, results = self.prepare(columns, keywords, policy, stopwatch)
         with stopwatch("run"):
             gathered = inside((Made(DisableAutocast),), _run, execution, results)
+        if generator is not None:
+            self._judge(columns, execution, generator)
         stats = Stats.of(execution.plan, execution.lease.num_bytes, stopwatch.seconds)
         if execution.needs is None:
             execution.lease.release()

@@ -20,6 +20,7 @@ class Switches:
     plan_memory: on memory that is laid out for that.
     move_rows: loops of our own copy rows of arenas, sum them, and add gradients to them, on the CPU.
     order_batches: nodes stand in batches in the order in which they are read.
+    may_run_alone: calls for which batching does not pay run one by one.
     defer_gradients: the gradients of shared tensors are taken once, over all rows of a mini-batch; else batch by batch.
     """
 
@@ -31,6 +32,7 @@ class Switches:
     plan_memory: bool = True
     move_rows: bool = True
     order_batches: bool = True
+    may_run_alone: bool = True
     defer_gradients: bool = True
 
 

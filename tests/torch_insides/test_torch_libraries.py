@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from edbatch.torch_insides.libraries import GEMM, batched_gemm, undefined_tensor
+from edbatch.torch_insides.libraries import GEMM, THREADS, batched_gemm, threads_of_products, undefined_tensor
 
 
 def test_there_is_an_object_that_stands_for_no_tensor():
@@ -38,3 +38,11 @@ def test_products_by_address_are_those_of_torch(dtype):
 def test_other_dtypes_have_none():
     assert set(GEMM) == {torch.float32, torch.float64}
     assert batched_gemm(torch.int64) == batched_gemm(torch.float16) == 0
+
+
+@pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch has no MKL here")
+def test_the_number_of_threads_of_products_is_set_and_given_back():
+    assert THREADS.startswith("MKL_")
+    set_threads = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(threads_of_products())
+    before = set_threads(1)
+    assert set_threads(before) == 1

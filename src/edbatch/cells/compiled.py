@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from edbatch.cells.body.body import Body
+from edbatch.cells.body.body import VIEWS, Body
 from edbatch.cells.body.simplify import simplify
 from edbatch.cells.capture.capture import Captured, capture
 from edbatch.cells.capture.cut_points import CapturedPart, hoist
@@ -122,6 +122,10 @@ class CompiledCell:
         """The function's own result tree with `values` for its tensors; constants as they were at capture."""
         given = iter(values)
         return pytree.tree_unflatten([next(given) if leaf is None else leaf[0] for leaf in self.leaves], self.tree)
+
+    @cached_property
+    def num_ops(self) -> int:
+        return sum(op.target not in VIEWS for op in self.body.head().ops)
 
     @property
     def reason(self) -> str | None:

@@ -46,6 +46,7 @@ class InOrder:
         self.reason = kernel.reason
         self.enclosed, self.changes = kernel.enclosed, kernel.changes
         self.is_current = kernel.is_current
+        self.num_ops = kernel.num_ops
         self.outputs = (*kernel.outputs, TURN)
         self.views = (*kernel.views, frozenset[int]())
 

@@ -150,6 +150,11 @@ class Kernel(Protocol):
         ...
 
     @property
+    def num_ops(self) -> int:
+        """About how many ops of torch one node is, one by one."""
+        ...
+
+    @property
     def is_current(self) -> bool:
         """Whether what it found when it was made, the tensors that it closes over, is still like that."""
         ...

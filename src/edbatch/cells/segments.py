@@ -44,6 +44,7 @@ class SegmentKernel:
     enclosed: tuple[Tensor, ...] = ()
     reason: str | None = None
     is_current: bool = True
+    num_ops: int = 2  # the stack of rows and what is made of it
     is_pure: bool = True
     wanting: None = None
     writes: tuple[int, ...] = ()

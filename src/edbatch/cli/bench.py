@@ -209,6 +209,25 @@ def bench_dynet(
         show_measured(benchmark, json, lambda: benchmark.run(settings, data))
 
 
+@bench.command("unfavourable")
+def bench_unfavourable(
+    case: Annotated[list[str] | None, typer.Argument(metavar="CASE", help="Some by name. Default: all.")] = None,
+    rounds: Annotated[int, number("Rounds in which both run once; at least 3.")] = 30,
+    threads: Threads = None,
+    json: Json = None,
+) -> None:
+    """Models for which batching cannot pay, against a plain loop: nothing should be slower, from the third call on.
+
+    Example: `edbatch bench unfavourable "all types different" --threads 2`
+    """
+    with clear_errors():
+        from edbatch.bench import unfavourable as benchmark
+
+        settings = benchmark.Settings(tuple(case or ()), rounds, threads)
+        settings.check()
+        show_measured(benchmark, json, lambda: benchmark.run(settings))
+
+
 @bench.command("floor")
 def bench_floor(
     workload: Annotated[

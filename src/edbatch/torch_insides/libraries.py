@@ -9,6 +9,7 @@ import torch
 
 _FOLDER = Path(torch.__file__).parent / "lib"
 GEMM = {torch.float32: "cblas_sgemm_batch", torch.float64: "cblas_dgemm_batch"}  # of MKL: many products in one call
+THREADS = "MKL_Set_Num_Threads_Local"  # of MKL: threads for calls from this thread; gives the number before
 
 
 def undefined_tensor() -> int:
@@ -26,9 +27,18 @@ def undefined_tensor() -> int:
 
 def batched_gemm(dtype: torch.dtype) -> int:
     """The address of MKL's batched GEMM, which matrix products in fused kernels call; 0 where there is none."""
-    name, library = GEMM.get(dtype), _FOLDER / "libtorch_cpu.so"
-    has_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    if name is None or not has_mkl or not library.exists():
+    return 0 if dtype not in GEMM else _of_mkl(GEMM[dtype])
+
+
+def threads_of_products() -> int:
+    """The address of MKL's function that says how many threads work for calls from this one; 0 where there is none."""
+    return _of_mkl(THREADS)
+
+
+def _of_mkl(name: str) -> int:
+    """The address of a function of MKL, which torch's library holds and exports."""
+    library = _FOLDER / "libtorch_cpu.so"
+    if not torch.backends.mkl.is_available() or not library.exists():  # type: ignore[no-untyped-call]
         return 0
     function = getattr(ctypes.CDLL(str(library)), name, None)
     return ctypes.cast(function, ctypes.c_void_p).value or 0 if function is not None else 0

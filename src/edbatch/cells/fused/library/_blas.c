@@ -9,6 +9,9 @@ matrices differ per row, of `RowProduct`. */
 #include <Python.h>
 
 enum { MOST_PRODUCTS = 16, MOST_BLOCKS = 128, ROW_MAJOR = 101, AS_IT_IS = 111, TRANSPOSED = 112 };
+/* Multiplications of a call that one thread does alone: others would take as long to wake. If another program keeps the
+   other cores busy, waiting for a thread takes milliseconds. */
+enum { FEW = 1 << 17 };
 enum { LOCAL, OWN, INDEX, SHARED }; /* where the rows of an operand lie, see `kernel_text.Memory` */
 
 typedef struct {
@@ -36,6 +39,15 @@ typedef struct {
 typedef void (*Gemm)(int layout, const int *trans_a, const int *trans_b, const int *m, const int *n, const int *k,
                      const void *alpha, const void **a, const int *lda, const void **b, const int *ldb,
                      const void *beta, void **c, const int *ldc, int groups, const int *sizes);
+
+static int (*set_threads)(int); /* of MKL, for calls of this thread; gives the number before. NULL: there is none */
+
+/* Let MKL use one thread if there is little to do; gives what `end_alone` is to be given. */
+static int begin_alone(int64_t work) { return set_threads != NULL && work <= FEW ? set_threads(1) : -1; }
+
+static void end_alone(int before) {
+    if (before >= 0) set_threads(before);
+}
 
 /* The address of a batch's first row of an operand; rows that are not consecutive are gathered into the buffer. */
 static char *rows_of(const Header *h, const Product *p, int64_t b) {
@@ -66,8 +78,10 @@ static void run(const Header *h, int64_t b) {
     void *out[MOST_BLOCKS];
     char *starts[MOST_PRODUCTS];
     int at = 0;
+    int64_t work = 0;
     for (int64_t i = 0; i < h->count; i++) {
         const Product *p = &products[i];
+        work += h->sizes[b] * p->count * p->length * p->columns;
         starts[i] = NULL;
         for (int64_t j = 0; j < i && p->rows == INDEX; j++)
             if (products[j].rows == INDEX && products[j].begin == p->begin) starts[i] = starts[j]; /* gathered before */
@@ -85,8 +99,10 @@ static void run(const Header *h, int64_t b) {
             out[at] = p->out + first * p->columns * h->item;
         }
     }
+    int before = begin_alone(work);
     ((Gemm)h->gemm)(ROW_MAJOR, as_it_is, trans, m, n, k, ones, left, lda, right, ldb, zeros, out, ldc, (int)h->count,
                     sizes);
+    end_alone(before);
 }
 
 /* A matrix for every row of the batch, or one that all rows share. */
@@ -124,6 +140,7 @@ static void run_by_rows(const Header *h, int64_t b) {
         float one32 = 1, beta32 = (float)p->adds;
         double one64 = 1, beta64 = (double)p->adds;
         int is_single = h->item == sizeof(float);
+        int before = begin_alone(h->sizes[b] * p->m * p->n * p->k);
         for (int64_t first = 0; first < h->sizes[b]; first += MOST_BLOCKS) {
             int count = 0;
             for (; count < MOST_BLOCKS && first + count < h->sizes[b]; count++) {
@@ -134,6 +151,7 @@ static void run_by_rows(const Header *h, int64_t b) {
             ((Gemm)h->gemm)(ROW_MAJOR, &trans_left, &trans_right, &m, &n, &k, is_single ? (void *)&one32 : &one64, left,
                             &lda, right, &ldb, is_single ? (void *)&beta32 : &beta64, out, &ldc, 1, &count);
         }
+        end_alone(before);
     }
 }
 
@@ -161,7 +179,14 @@ static PyObject *row_products(PyObject *module, PyObject *const *args, Py_ssize_
     return call(args, count, run_by_rows);
 }
 
+static PyObject *use_threads(PyObject *module, PyObject *address) {
+    set_threads = (int (*)(int))PyLong_AsVoidPtr(address);
+    if (PyErr_Occurred()) return NULL;
+    Py_RETURN_NONE;
+}
+
 static PyMethodDef methods[] = {
+    {"use_threads", (PyCFunction)use_threads, METH_O, "The address of MKL's function that sets a thread's threads, or 0."},
     {"products", (PyCFunction)(void (*)(void))products, METH_FASTCALL, "products(batch, address of numbers)"},
     {"row_products", (PyCFunction)(void (*)(void))row_products, METH_FASTCALL, "row_products(batch, address of numbers)"},
     {NULL},

@@ -8,3 +8,6 @@ def products(batch: int, address: int, /) -> None:
 
 def row_products(batch: int, address: int, /) -> None:
     """The same for products of matrices of which every row has its own."""
+
+def use_threads(address: int, /) -> None:
+    """Give the address of MKL's function that sets the number of threads, or 0."""

@@ -11,10 +11,10 @@ from functools import cache
 
 import torch
 
-from edbatch.torch_insides.libraries import batched_gemm
+from edbatch.torch_insides.libraries import batched_gemm, threads_of_products
 
 try:
-    from edbatch.cells.fused.library._blas import MOST_BLOCKS, MOST_PRODUCTS, products, row_products
+    from edbatch.cells.fused.library._blas import MOST_BLOCKS, MOST_PRODUCTS, products, row_products, use_threads
 except ImportError:
     MOST_BLOCKS = MOST_PRODUCTS = 0
     products = row_products = None  # type: ignore[assignment]
@@ -26,4 +26,7 @@ ROWS = {"local": "0", "own": "1", "index": "2", "shared": "3"}  # `kernel_text.M
 @cache
 def gemm(dtype: torch.dtype) -> int:
     """The address of MKL's batched GEMM; 0 where there is none."""
-    return 0 if products is None else batched_gemm(dtype)
+    if products is None:
+        return 0
+    use_threads(threads_of_products())
+    return batched_gemm(dtype)
