@@ -118,7 +118,7 @@ def _measure(
 
 
 @dataclass(frozen=True)
-class Call:
+class OrderedCall:
     """A contender: a mini-batch that runs in one mode with a policy, which may order batches itself."""
 
     race: WorkloadRace
@@ -140,21 +140,21 @@ class Call:
         return execution.plan
 
 
-def _calls_of(ordered: WorkloadRace, unordered: WorkloadRace, mode: str) -> dict[str, Call]:
+def _calls_of(ordered: WorkloadRace, unordered: WorkloadRace, mode: str) -> dict[str, OrderedCall]:
     """The contenders, from a race in which edbatch orders batches and one in which it does not. All schedule alike."""
     policy = ordered.batched.policy
-    today = Call(ordered, policy, mode)
+    today = OrderedCall(ordered, policy, mode)
     facts = Facts.of(today.plan())
     return {
         TODAY: today,
         AGAIN: today,
-        UNORDERED: Call(unordered, policy, mode),
-        PQ: Call(unordered, InPqOrder(policy, facts), mode),
-        PQ_KNOWN: Call(unordered, InPqOrder(policy, facts, keeps=True), mode),
+        UNORDERED: OrderedCall(unordered, policy, mode),
+        PQ: OrderedCall(unordered, InPqOrder(policy, facts), mode),
+        PQ_KNOWN: OrderedCall(unordered, InPqOrder(policy, facts, keeps=True), mode),
     }
 
 
-def _plans(calls: dict[str, Call], settings: Settings, advance: Callable[[], object]) -> dict[str, Any]:
+def _plans(calls: dict[str, OrderedCall], settings: Settings, advance: Callable[[], object]) -> dict[str, Any]:
     """What each order reads, of an infer call, and the milliseconds in which it is found."""
     plans = {name: calls[name].plan() for name in ORDERS}
     plan, facts = plans[UNORDERED], Facts.of(plans[UNORDERED])
@@ -225,7 +225,7 @@ def _begins_of_batches(plan: Plan) -> list[Ints]:
     return [np.append(np.unique(b), rows) for b, rows in zip(begins, layout.arena_rows, strict=True)]
 
 
-def _race(calls: dict[str, Call], rounds: int, advance: Callable[[], object]) -> dict[str, Any]:
+def _race(calls: dict[str, OrderedCall], rounds: int, advance: Callable[[], object]) -> dict[str, Any]:
     """Milliseconds of a call of all contenders, and each time as a multiple of that in today's order."""
     fewer = {PQ: min(SLOW_ROUNDS, rounds)}
     found = measure.interleave(calls, rounds, fewer=fewer, fair=True, advance=advance)

@@ -33,7 +33,7 @@ START, END = -1, -2  # leaves beside the nodes of a batch
 
 
 @dataclass(eq=False)
-class Lane:
+class NodeLane:
     """What a batch reads through operands with the same producers.
 
     kind: types of readers and producers, and which operand. reader_of: the node that reads each producer. parts: the
@@ -83,7 +83,7 @@ class _Ordering:
         self.asked: dict[int, list[tuple[int, list[int]]]] = defaultdict(list)
         self.lanes = [lane for b, t in enumerate(types) if not only_sums[t] for lane in self._lanes_of(graph, b)]
 
-    def _lanes_of(self, graph: Graph, batch: int) -> Iterator[Lane]:
+    def _lanes_of(self, graph: Graph, batch: int) -> Iterator[NodeLane]:
         """The lanes of a batch that some order could make views."""
         members = self.members[batch]
         operands = [graph.inputs[graph.offsets[n] : graph.offsets[n + 1]].tolist() for n in members]
@@ -99,7 +99,7 @@ class _Ordering:
             ordered = sorted(parts.items(), key=lambda part: self.memory_place[part[0]])
             if len(set(producers)) == len(members) and self._can_be_consecutive(ordered):
                 kind = self.types[batch], self.types[ordered[-1][0]], operand
-                yield Lane(batch, kind, dict(zip(producers, members, strict=True)), ordered, weight)
+                yield NodeLane(batch, kind, dict(zip(producers, members, strict=True)), ordered, weight)
 
     def _can_be_consecutive(self, parts: list[tuple[int, list[int]]]) -> bool:
         """Whether the batches of some producers lie side by side in one arena, those in the middle with all nodes."""
@@ -110,7 +110,7 @@ class _Ordering:
         return are_neighbours and in_one and all(len(p) == len(self.members[batch]) for batch, p in parts[1:-1])
 
     def run(self) -> list[int]:
-        lanes_of: dict[int, list[Lane]] = defaultdict(list)
+        lanes_of: dict[int, list[NodeLane]] = defaultdict(list)
         ranked = self._by_rank()
         for rank, lane in enumerate(ranked):
             lane.rank = rank
@@ -130,7 +130,7 @@ class _Ordering:
                 self.members[batch] = self._following(batch, lanes_of[batch])
         return list(chain.from_iterable(self.members))
 
-    def _following(self, batch: int, lanes: list[Lane]) -> list[int]:
+    def _following(self, batch: int, lanes: list[NodeLane]) -> list[int]:
         """The order of a batch from which no lane reads: as it is or like that of a lane's producers, whichever suits
         the most rows."""
         followed = []
@@ -143,20 +143,20 @@ class _Ordering:
 
         return max([self.members[batch], *followed], key=rows_read_in_order)
 
-    def _by_rank(self) -> list[Lane]:
+    def _by_rank(self) -> list[NodeLane]:
         """Lanes of a kind together: recurrences first, then kinds that read the most rows. Those that mix types come
         last."""
         rows: dict[tuple[int, int, int], int] = defaultdict(int)
         for lane in self.lanes:
             rows[lane.kind] += lane.weight
 
-        def rank(lane: Lane) -> tuple[Any, ...]:
+        def rank(lane: NodeLane) -> tuple[Any, ...]:
             reader, producer, _ = lane.kind
             return self._mixes(lane), reader != producer, -rows[lane.kind], lane.kind, lane.batch
 
         return sorted(self.lanes, key=rank)
 
-    def _mixes(self, lane: Lane) -> bool:
+    def _mixes(self, lane: NodeLane) -> bool:
         return len({self.types[batch] for batch, _ in lane.parts}) > 1
 
     def _tree(self, batch: int) -> PQTree[int]:
@@ -171,7 +171,7 @@ class _Ordering:
                 tree.reduce(pair)
         return tree
 
-    def _follow_producers(self, lane: Lane) -> bool:
+    def _follow_producers(self, lane: NodeLane) -> bool:
         """Make consecutive among the readers what is consecutive among the producers; False if that does not fit."""
         tree, readers = self._tree(lane.batch), lane.reader_of
         parts = [[readers[p] for p in producers] for _, producers in lane.parts]
@@ -183,7 +183,7 @@ class _Ordering:
                     sets.append([readers[p] for p in family])
         return all(tree.reduce(members) for members in sets)
 
-    def _read_off(self, batch: int, lanes: Sequence[Lane]) -> list[int]:
+    def _read_off(self, batch: int, lanes: Sequence[NodeLane]) -> list[int]:
         """An order that the tree and the readers allow, those of the first ranks before others. Only the direction of
         what is consecutive is still open then, and is put to the vote."""
         wishes: dict[tuple[int, int], int] = defaultdict(int)
@@ -217,7 +217,7 @@ class _Ordering:
 
         return _folded(tree.structure(), join)[1:-1]
 
-    def _lead_producers(self, lane: Lane, place: dict[int, int]) -> None:
+    def _lead_producers(self, lane: NodeLane, place: dict[int, int]) -> None:
         """Ask the batches of the producers for the order of the readers, unless these have mixed several batches."""
         ordered = [sorted(producers, key=lambda p: place[lane.reader_of[p]]) for _, producers in lane.parts]
         if any(place[lane.reader_of[a[-1]]] > place[lane.reader_of[b[0]]] for a, b in pairwise(ordered)):
