@@ -302,3 +302,33 @@ def bench_ablations(
         )
         settings.check()
         show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)
+
+
+@bench.command("order")
+def bench_order(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="Some that `edbatch workloads` lists.",
+            show_default="tree-lstm lattice-lstm random-dag bilstm-tagger module-net",
+        ),
+    ] = None,
+    batch_size: BatchSize = 32,
+    hidden: HiddenOfWorkloads = 128,
+    rounds: Annotated[int, number("Rounds in which every contender runs once; at least 3.")] = 30,
+    threads: Threads = None,
+    data: Folder = None,
+    json: Json = None,
+    markdown: Markdown = None,
+) -> None:
+    """The order of nodes inside batches: today's against one by PQ trees. Views, gathers, bytes, and times.
+
+    Example: `edbatch bench order lattice-lstm --threads 2`
+    """
+    with clear_errors():
+        from edbatch.bench import order as benchmark
+
+        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads)
+        settings.check()
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data), markdown)
