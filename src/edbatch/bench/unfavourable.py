@@ -90,7 +90,8 @@ class Of(nn.Module):
 
 def _attention(self: Any, x: Tensor) -> Tensor:
     scores = self.q(x) @ self.k(x).T / 8
-    return (torch.softmax(scores, -1) @ self.v(x)).mean(0)
+    result: Tensor = (torch.softmax(scores, -1) @ self.v(x)).mean(0)
+    return result
 
 
 def _conv(self: Any, x: Tensor) -> Tensor:
