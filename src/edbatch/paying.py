@@ -90,7 +90,7 @@ def _weight_bytes(node_type: NodeType) -> int:
 
 
 @dataclass
-class _Kind:
+class _CallsAlike:
     """Calls of one kind: with about as many examples, in the same modes."""
 
     num_batched: int = 0
@@ -103,7 +103,7 @@ class _Kind:
 class Ways:
     """Which calls of one batched function run one by one. Threads may share it."""
 
-    _kinds: dict[Hashable, _Kind] = field(default_factory=dict)
+    _kinds: dict[Hashable, _CallsAlike] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def runs_alone(self, kind: Hashable) -> Estimate | None:
@@ -120,7 +120,7 @@ class Ways:
         with self._lock:
             if kind not in self._kinds and len(self._kinds) >= MAX_KINDS:
                 del self._kinds[next(iter(self._kinds))]
-            found = self._kinds.setdefault(kind, _Kind())
+            found = self._kinds.setdefault(kind, _CallsAlike())
             found.num_batched += 1
             return found.num_batched.bit_count() == 1
 

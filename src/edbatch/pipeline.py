@@ -93,7 +93,8 @@ class Pipeline:
 
     def _kind_of_call(self, columns: Sequence[Any]) -> Hashable:
         """What calls have in common for which batching pays or does not: modes, and about how many examples."""
-        number = len(columns[0]) if columns and hasattr(columns[0], "__len__") else 0
+        is_column = bool(columns) and hasattr(columns[0], "__len__") and not _is_number(columns[0])
+        number = len(columns[0]) if is_column else 0
         is_training = self.root is not None and self.root.training
         return number.bit_length(), torch.is_grad_enabled(), is_training
 

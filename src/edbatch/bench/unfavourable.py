@@ -48,7 +48,7 @@ class Case(NamedTuple):
     columns: tuple[Sequence[Any], ...]
 
 
-class Chain(nn.Module):
+class WordChain(nn.Module):
     """A word after the other through an LSTM cell."""
 
     def __init__(self, dim: int) -> None:
@@ -138,10 +138,10 @@ def _cases(rng: random.Random) -> dict[str, Callable[[], Case]]:
 
     return {
         "one example, one op": lambda: Case(linear(64, 64), ([torch.randn(64)],)),
-        "one example, a chain": lambda: Case(Chain(64), (sentence(1, 30),)),
+        "one example, a chain": lambda: Case(WordChain(64), (sentence(1, 30),)),
         "one example, large layers": lambda: Case(linear(2048, 2048), ([torch.randn(2048)],)),
         "two examples, tiny": lambda: Case(linear(4, 4), ([torch.randn(4), torch.randn(4)],)),
-        "two short chains": lambda: Case(Chain(16), (sentence(2, 3),)),
+        "two short chains": lambda: Case(WordChain(16), (sentence(2, 3),)),
         "all types different": lambda: Case(EveryCallDiffers(16, 16), (list(torch.randn(16, 16)), range(16))),
         "one huge product": lambda: Case(
             Of(lambda self, x: (x @ x).sum(0)), ([torch.randn(400, 400) for _ in range(8)],)
@@ -176,7 +176,7 @@ def run(settings: Settings) -> dict[str, Any]:
 
 def _race(case: Case, mode: str, settings: Settings, advance: Callable[[], object]) -> dict[str, Any]:
     batched = edbatch.batch(case.model, stack=False)
-    loop = Loop(case.model)
+    loop = PlainLoop(case.model)
     edbatch.check(edbatch.batch(case.model, stack=False), *case.columns)
     call = _infer if mode == "infer" else _train
     for _ in range(FIRST_CALLS):
@@ -193,7 +193,7 @@ def _race(case: Case, mode: str, settings: Settings, advance: Callable[[], objec
     }
 
 
-class Loop:
+class PlainLoop:
     """The model called on one example after the other."""
 
     def __init__(self, model: nn.Module) -> None:
