@@ -23,20 +23,23 @@ def run(function, *columns, **keywords):
     return edbatch.batch(function, stack=False)(*(columns or (X,)), **keywords)
 
 
+WEIGHT = nn.Parameter(torch.ones(3))
+
+
 @pytest.mark.parametrize(
     ("function", "how"),
     [
-        (lambda x: 1 if x.sum() > 0 else 2, "truth value"),
-        (lambda x: int(x.sum()), r"by int\(\)"),
-        (lambda x: float(x.sum()), r"by float\(\)"),
-        (lambda x: x.sum().item(), r"\.item\(\)"),
-        (lambda x: x.tolist(), r"\.tolist\(\)"),
-        (lambda x: list(range(x.sum().long())), "index or a range"),
+        (lambda h: 1 if h.sum() > 0 else 2, "truth value"),
+        (lambda h: int(h.sum()), r"by int\(\)"),
+        (lambda h: float(h.sum()), r"by float\(\)"),
+        (lambda h: h.sum().item(), r"by item\(\)"),
+        (lambda h: h.tolist(), r"by tolist\(\)"),
+        (lambda h: list(range(h.sum().long())), "index or a range"),
     ],
 )
 def test_reading_a_value(function, how):
     with pytest.raises(ValueReadError, match=how) as caught:
-        run(function)
+        run(lambda x: function(x * WEIGHT))
     assert "torch.where" in str(caught.value)
     assert "while recording example 0" in caught.value.__notes__[0]
     assert "test_errors.py" in caught.value.__notes__[0]
@@ -215,7 +218,7 @@ def test_stack_of_nothing():
 
 def test_what_would_read_lazy_values():
     linear = nn.Linear(3, 3)
-    with pytest.raises(ValueReadError, match=r"use torch.stack\(values\)"):
+    with pytest.raises(ValueReadError, match=r"torch.stack\(values\) reads nothing"):
         run(lambda x: torch.tensor([linear(x)[0], linear(x)[1]]))
     with pytest.raises(RecordingError, match="call backward on what the batched function returns"):
         run(lambda x: linear(x).sum().backward())

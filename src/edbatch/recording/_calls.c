@@ -67,6 +67,11 @@ static PyObject *numbers_extend(Numbers *self, PyObject *values) {
 
 static Py_ssize_t numbers_length(Numbers *self) { return self->size; }
 
+static PyObject *numbers_item(Numbers *self, Py_ssize_t i) {
+    if (i < 0 || i >= self->size) return PyErr_Format(PyExc_IndexError, "there are %zd numbers", self->size);
+    return PyLong_FromLongLong(self->data[i]);
+}
+
 static int numbers_get_buffer(Numbers *self, Py_buffer *view, int flags) {
     static long long nothing;
     void *data = self->data == NULL ? &nothing : self->data;
@@ -87,7 +92,10 @@ static PyMethodDef numbers_methods[] = {
     {"extend", (PyCFunction)numbers_extend, METH_O, "Add a sequence of numbers."},
     {NULL},
 };
-static PySequenceMethods numbers_sequence = {.sq_length = (lenfunc)numbers_length};
+static PySequenceMethods numbers_sequence = {
+    .sq_length = (lenfunc)numbers_length,
+    .sq_item = (ssizeargfunc)numbers_item,
+};
 static PyBufferProcs numbers_buffer = {
     (getbufferproc)numbers_get_buffer,
     (releasebufferproc)numbers_release_buffer,

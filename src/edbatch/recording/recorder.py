@@ -24,10 +24,11 @@ from edbatch.recording import writes
 from edbatch.recording.calls.entries import Entry, Signature, define, module_call
 from edbatch.recording.calls.fast_cells import KnownCalls, Numbers, as_value
 from edbatch.recording.calls.fast_functions import ADD, ARITHMETIC, known, known_rows
-from edbatch.recording.calls.indexing import getitem, is_row_number, masked_select, row_of, with_known_masks
+from edbatch.recording.calls.indexing import as_index, getitem, is_row_number, row_of, with_known_masks
 from edbatch.recording.calls.names import Names
 from edbatch.recording.calls.shared import SharedTensors, flatten, memory_of
 from edbatch.recording.calls.signature import Parts
+from edbatch.recording.given import GivenValues
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.program.marking import CellFunction, is_row_wise
 from edbatch.recording.questions import ask
@@ -36,7 +37,7 @@ from edbatch.recording.types.kernel_cache import Cell, Context, KernelCache
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.recording.values import ragged_functions, sums
-from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged, lazy, leaked
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged, lazy, leaked, reading
 from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
@@ -52,7 +53,6 @@ METADATA = {
 DRAWS = "it draws random numbers"
 CHANGES = "it calls a cell that changes a buffer or an attribute"
 STACK = torch.stack
-MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
 
 class Called(NamedTuple):
@@ -92,6 +92,7 @@ class Recorder:
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
         self._turn: int | None = None  # what the next call with side effects reads, to run after the last: `in_order`
         self.lineage = Lineage(self)
+        self.given = GivenValues(self)
         self.overwritten = writes.Overwritten(self)
         self.sums_grow_in: Context | None  # the present context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
@@ -230,6 +231,19 @@ class Recorder:
         if type(value) is Ragged:
             return dense(self, value)
         return value
+
+    def read(self, value: Lazy, how: str) -> torch.Tensor:
+        """The numbers of a value that somebody wants to read; raises if they are not there yet."""
+        if value.kind.recorder is not self or not self.is_open:
+            raise leaked(value)
+        with DisableTorchFunction():
+            tensor = None if self.suspended else self.given.tensor(value)
+        if tensor is None:
+            raise reading(value, how)
+        return tensor
+
+    def note_read(self, refs: frozenset[int]) -> None:
+        """Called when numbers are read that follow from these inputs from outside."""
 
     # ---- nodes
 
@@ -406,8 +420,8 @@ class Recorder:
             result = ragged_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        if func in MASKED_SELECT:
-            return masked_select(*args, **kwargs)
+        if (result := as_index(func, args, kwargs)) is not NotImplemented:
+            return result
         if func is torch.Tensor.__getitem__:
             args = args[0], with_known_masks(self, args[0].shape, args[1])
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
@@ -434,21 +448,21 @@ class Recorder:
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             if any(t in self.shared for t in tensors):
-                self._reads_shared(func, tensors)
+                self.reads_shared(tensors, func)
             return func(*args, **kwargs)
-        if func in MASKED_SELECT:
-            return masked_select(*args, **kwargs)
+        if (result := as_index(func, args, kwargs)) is not NotImplemented:
+            return result
         if func is torch.Tensor.__getitem__:
             if is_row_number(args[1]):
                 return row_of(self, *args)
             args = args[0], with_known_masks(self, args[0].shape, args[1])
             tensors = [v for v in flatten(args, {}) if isinstance(v, torch.Tensor)]
         if all(t in self.shared for t in tensors):
-            self._reads_shared(func, tensors)
+            self.reads_shared(tensors, func)
             return self.shared.compute(func, args, kwargs)
         return self._record(func, args, kwargs, Parts(self))
 
-    def _reads_shared(self, func: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
+    def reads_shared(self, tensors: Sequence[torch.Tensor], func: Callable[..., Any] | None = None) -> None:
         if func not in METADATA:
             self._read += tensors
             self.changing = "it computes with parameters, buffers or keywords alone, outside of a cell"

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from edbatch.cells.capture.op_recorder import plain
-from edbatch.errors import ValueReadError
 from edbatch.recording.calls.entries import VIEWING
 from edbatch.recording.calls.signature import Parts
 from edbatch.recording.values.lazy import Lazy, Ragged, lazy
@@ -60,12 +59,13 @@ def _is_element(recorder: Recorder, rows: Ragged) -> bool:
 def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
     """An index into a value of this shape, with tensors in place of numpy arrays, and positions in place of masks.
 
-    The numbers in a mask decide the shape of the result, so they are read: only a mask that is a plain tensor will do.
+    The numbers in a mask, and those that bound a slice, decide the shape of the result, so they are read: they must be
+    given, as those of columns are.
     """
     if not isinstance(key, tuple):
         key = with_known_masks(recorder, shape, (key,))
         return key[0] if len(key) == 1 else key
-    items = [torch.from_numpy(i) if isinstance(i, np.ndarray) else i for i in key]
+    items = [torch.from_numpy(i) if isinstance(i, np.ndarray) else _with_bounds(i) for i in key]
     if not any(_is_mask(i) for i in items):
         return tuple(items)
     index: list[Any] = []
@@ -78,6 +78,14 @@ def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
     return tuple(index)
 
 
+def _with_bounds(item: Any) -> Any:
+    """A slice with numbers for bounds; anything else as it is."""
+    bounds = (item.start, item.stop, item.step) if isinstance(item, slice) else ()
+    if not any(isinstance(bound, Lazy) for bound in bounds):
+        return item
+    return slice(*[operator.index(bound) if isinstance(bound, Lazy) else bound for bound in bounds])
+
+
 def masked_select(value: Any, mask: Any) -> Any:
     """`torch.masked_select` as an index by a mask."""
     shape = torch.broadcast_shapes(value.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -85,17 +93,35 @@ def masked_select(value: Any, mask: Any) -> Any:
     return value[mask] if shape else value[None][mask[None]]
 
 
+def repeat_interleave(value: Any, repeats: Any = None, dim: int | None = None, *, output_size: Any = None) -> Any:
+    """`torch.repeat_interleave` by a tensor of numbers, which are read, as an index."""
+    numbers = (value if repeats is None else repeats).reshape(-1).tolist()
+    if repeats is not None and dim is None:
+        value, dim = value.flatten(), 0
+    counts = numbers * value.shape[dim] if repeats is not None and len(numbers) == 1 else numbers
+    rows = [i for i, count in enumerate(counts) for _ in range(count)]
+    index = torch.tensor(rows, dtype=torch.int64, device=value.device)
+    return index if repeats is None else value.index_select(dim, index)
+
+
+def as_index(func: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a function whose result has as many rows as numbers say, by an index; NotImplemented for others."""
+    if func in _MASKED_SELECT:
+        return masked_select(*args, **kwargs)
+    if func in _REPEATS and not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), int):
+        return repeat_interleave(*args, **kwargs)
+    return NotImplemented
+
+
+_MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
+_REPEATS = {torch.repeat_interleave, torch.Tensor.repeat_interleave}
+
+
 def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
     if isinstance(mask, Lazy):
-        mask = recorder.resolve(mask)
-        if mask.ref >= 0:
-            raise ValueReadError(
-                f"a lazy value {mask.kind.spec} is a mask in an index and decides the shape of the result, but values "
-                "do not exist while examples are recorded. Use torch.where or masked_fill, which keep the shape, or a "
-                "mask that is given as a tensor"
-            )
-        mask = recorder.tensor_of(mask.ref)
-    recorder.changing = "it reads a mask"
+        mask = recorder.read(mask, "as a mask in an index, where torch.where or masked_fill would keep the shape")
+    else:
+        recorder.changing = "it reads a mask"
     with DisableTorchFunction():
         return list(mask.nonzero(as_tuple=True)) if mask.ndim else [bool(mask)]
 

@@ -35,7 +35,7 @@ except (OSError, ValueError):  # torch's library has another name here
     ARE_TENSORS = False
 
 
-READING = ("item", "tolist", "numpy", "__array__")
+READING = ("item", "tolist", "numpy", "__array__", "__contains__", "__complex__")
 
 
 class Kind:
@@ -153,16 +153,19 @@ class Lazy(Value):
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> bool:
-        raise reading(self, "as a truth value (if, while, and, or, not)")
+        return bool(self.kind.recorder.read(self, "as a truth value (if, while, and, or, not)"))
 
     def __int__(self) -> int:
-        raise reading(self, "by int()")
+        return int(self.kind.recorder.read(self, "by int()"))
 
     def __float__(self) -> float:
-        raise reading(self, "by float()")
+        return float(self.kind.recorder.read(self, "by float()"))
 
     def __index__(self) -> int:
-        raise reading(self, "as an index or a range")
+        return operator.index(self.kind.recorder.read(self, "as an index or a range"))
+
+    def __format__(self, form: str) -> str:
+        return format(self.kind.recorder.read(self, "by format()"), form) if form else repr(self)
 
     __hash__ = object.__hash__
 
@@ -259,9 +262,10 @@ def reading(value: Lazy, how: str) -> RecordingError:
     if not value.kind.recorder.is_open:
         return leaked(value)
     return ValueReadError(
-        f"a lazy value {value.kind.spec} was read {how}, but values do not exist while examples are recorded. "
-        "Decide by the example's own data (a column that is a list of numbers is data, one that is a tensor is lazy), "
-        "use torch.where, or put the decision into a cell (edbatch.cell), which then runs one by one"
+        f"a lazy value {value.kind.spec} was read {how}, but it depends on parameters or random numbers, and such "
+        "values do not exist while examples are recorded. Decide by the example's own data (what is computed from "
+        "columns alone can be read), use torch.where, or put the decision into a cell (edbatch.cell), which then runs "
+        "one by one"
     )
 
 
@@ -315,7 +319,7 @@ for _name in ("neg", "pos", "abs", "invert"):
 
 def _reader(name: str) -> None:
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        raise reading(self, f"by .{name}()")
+        return self.kind.recorder.torch_function(getattr(torch.Tensor, name), (self, *args), kwargs)
 
     setattr(Lazy, name, method)
 

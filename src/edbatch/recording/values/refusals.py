@@ -14,7 +14,7 @@ import torch
 from torch.autograd import forward_ad
 
 from edbatch.cells.capture.in_place import IN_PLACE_OPERATORS, is_in_place
-from edbatch.errors import BatchError, InPlaceError, RecordingError, ValueReadError
+from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.torch_insides.transforms import FILES, innermost_transform, is_forward_mode
 
 TRANSFORMS = (
@@ -43,11 +43,6 @@ def explained(error: Exception) -> Exception:
 def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise if a call on lazy values can have no meaning; the error says what to write instead."""
     name = getattr(func, "__name__", "")
-    if func is torch.tensor and args and isinstance(args[0], list | tuple):
-        raise ValueReadError(
-            "torch.tensor reads its values, but lazy values have none while examples are recorded; use "
-            "torch.stack(values)"
-        )
     if func in (torch.Tensor.backward, torch.autograd.backward):
         raise RecordingError(
             "backward was called inside the batched function, where values do not exist yet; return the loss, and call "
