@@ -21,6 +21,9 @@ class Numbers:
 class Value:
     """The base class of lazy values."""
 
+def living() -> list[Value]:
+    """All values that are alive, the youngest first."""
+
 def set_no_tensor(address: int, /) -> None:
     """Set the address that C code finds in a lazy value which it takes for a tensor."""
 

@@ -42,6 +42,10 @@ from edbatch.torch_state.surroundings import inside
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
 MAX_MODULES = 2000  # watched in a world; a function that makes new modules for every example would have ever more
+USES_OTHERS = "an example uses values of another one of its mini-batch"
+LEAVES_VALUES = (
+    "the function leaves values on objects (self.state = h), which one that is not run again would not renew"
+)
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
 Place = Hashable  # by which an example is found: its key, or its key and what its columns hold (see `_forms`)
 _WITH_COLUMNS = object()  # begins a place of the second kind, so that it is equal to no key
@@ -158,12 +162,12 @@ class KnownExamples:
         self._is_whole = True
         return bank
 
-    def give_up(self) -> None:
-        """Use no keys any more: examples use each other's values, and one that is not recorded has none."""
-        inside((self._lock,), self._give_up)
+    def give_up(self, reason: str = USES_OTHERS) -> None:
+        """Use no keys any more: an example that is not recorded has no values that others use, and leaves none."""
+        inside((self._lock,), self._give_up, reason)
 
-    def _give_up(self) -> None:
-        self._given_up = "key is not used: an example uses values of another one of its mini-batch"
+    def _give_up(self, reason: str) -> None:
+        self._given_up = f"key is not used: {reason}"
         self.report = self._given_up
         self._worlds.clear()
 

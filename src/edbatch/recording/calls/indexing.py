@@ -7,6 +7,7 @@ decide the shape of the result and belong to the type of the call.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -32,9 +33,11 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
         check_owner(recorder, value)
         index = key if isinstance(key, tuple) else (key,)
         if len(index) == 1 and type(index[0]) is int and value.elements is not None and _is_element(recorder, value):
-            value.is_viewed, element = True, value.elements[index[0]]
-            recorder.lineage.shares.add(element)
-            return lazy(element, value.kind.one)
+            place, element = range(value.length)[index[0]], value.elements[index[0]]
+            value.taken = value.taken or {}
+            value.taken[place] = value.taken.get(place, 0) + 1
+            recorder.lineage.note_element(element)
+            return recorder.note_part(value, (place,), lazy(element, value.kind.one))
         if is_index_of_rows(value, index):
             of_one = index if index[0] is Ellipsis else index[1:]
             return recorder.of_one_row(operator.getitem, (value, of_one), {})
@@ -47,7 +50,7 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     arrays = bool, _List, Lazy, torch.Tensor
     is_plain = not any(isinstance(i, arrays) and not _is_number(i) for i in items)
     take = take_items if is_plain else take_mixed
-    return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
+    return recorder.note_part(value, items, recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True)))
 
 
 def _is_element(recorder: Recorder, rows: Ragged) -> bool:
@@ -192,6 +195,30 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
 
 
 VIEWING.extend((take_items, take_row))
+
+
+def put(recorder: Recorder, value: Any, key: Any, new: Any) -> Any:
+    """What `value` is after `value[key] = new`."""
+    if _is_mask(key) and getattr(new, "ndim", 0) <= value.ndim - key.ndim:  # numbers of the mask need not be read
+        return torch.where(key.bool().reshape(*key.shape, *[1] * (value.ndim - key.ndim)), new, value)
+    key = with_known_masks(recorder, value.shape, key)
+    items = _in_bounds(key if isinstance(key, tuple) else (key,), value.shape)
+    return put_at(recorder, value, items, new)
+
+
+def put_at(recorder: Recorder, value: Lazy, items: Sequence[Any], new: Any) -> Any:
+    """The same for the items of an index in the form that `take_items` and `take_mixed` read."""
+    return recorder.record_op(put_items, (value, new, *items), Parts(recorder, is_cell=True))
+
+
+def put_items(value: torch.Tensor, new: torch.Tensor, *index: Any) -> torch.Tensor:
+    """A copy of `value` with `new` at an index."""
+    places = torch.arange(value.numel(), device=value.device).reshape(value.shape)
+    is_plain = not any(isinstance(i, _List) or (isinstance(i, torch.Tensor) and i.ndim) for i in index)
+    places = (take_items if is_plain else take_mixed)(places, *index)
+    new = new.to(value.dtype)
+    new = new.reshape(new.shape[max(new.ndim - places.ndim, 0) :]).expand(places.shape)
+    return value.reshape(-1).scatter(0, places.reshape(-1), new.reshape(-1)).reshape(value.shape)
 
 
 def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:

@@ -9,13 +9,13 @@ it is used, so that `total = total + x` in a loop becomes one n-ary sum.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from edbatch.cells.capture.in_place import OPERATORS
-from edbatch.errors import InPlaceError, LeakedValueError, RecordingError, ValueReadError
+from edbatch.errors import LeakedValueError, RecordingError, ValueReadError
 from edbatch.layout.layout import Slot
 from edbatch.spec import Spec
 from edbatch.torch_insides.libraries import undefined_tensor
@@ -26,11 +26,12 @@ if TYPE_CHECKING:
 
 try:
     from edbatch.recording._calls import Value, set_no_tensor
+    from edbatch.recording._calls import living as living
 
     set_no_tensor(undefined_tensor())
     ARE_TENSORS = True
 except ImportError:  # there was no C compiler at installation
-    Value, ARE_TENSORS = object, False  # type: ignore[misc, assignment]
+    Value, living, ARE_TENSORS = object, None, False  # type: ignore[misc, assignment]
 except (OSError, ValueError):  # torch's library has another name here
     ARE_TENSORS = False
 
@@ -49,7 +50,7 @@ class Kind:
 
     __slots__ = ("one", "pending", "recorder", "rows", "spec", "sum_key")
 
-    def __init__(self, spec: Spec, recorder: Recorder, one: Kind | None = None):
+    def __init__(self, spec: Spec, recorder: Any, one: Kind | None = None):
         self.spec = spec
         self.recorder = recorder
         self.one = one or self
@@ -139,10 +140,7 @@ class Lazy(Value):
         return self.kind.recorder.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise InPlaceError(
-            "a lazy value cannot be written in place; build a new one: torch.stack of the pieces, torch.where or "
-            "index_fill / scatter without the trailing underscore"
-        )
+        self.kind.recorder.torch_function(torch.Tensor.__setitem__, (self, key, value), {})
 
     def __len__(self) -> int:
         if not self.shape:
@@ -172,7 +170,9 @@ class Lazy(Value):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.kind.spec})"
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.ref, torch.Tensor):  # its call is over
+            return self.ref.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         raise TypeError(
             "a lazy value lives only inside its batched call and cannot be pickled or copied; return it instead"
         )
@@ -184,12 +184,12 @@ class Ragged(Lazy):
     elements: the references of the listed values. context: the modes (grad, autocast) in which it was made.
     """
 
-    __slots__ = ("context", "elements", "is_viewed", "length", "whole")
+    __slots__ = ("context", "elements", "length", "taken", "whole")
     length: int
     elements: list[int] | None
     whole: Any  # the same values as one value of fixed length, once somebody needed that
     context: Context
-    is_viewed: bool  # whether one of its elements was taken, which shares its memory in torch
+    taken: dict[int, int] | None  # how often each of its elements was taken, which shares its memory in torch
 
     @property
     def shape(self) -> torch.Size:
@@ -233,7 +233,7 @@ def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None
     """Rows of values of a kind that are the output `ref` of a recorded node, or so far only a list of values."""
     value = Ragged()
     value.ref, value.kind, value.length, value.elements, value.whole = ref, kind.rows, length, elements, None
-    value.context, value.is_viewed = kind.recorder.context, False
+    value.context, value.taken = kind.recorder.context, None
     return value
 
 
@@ -245,12 +245,21 @@ def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
     return value
 
 
+def others_alive(value: Lazy, refs: Container[int]) -> bool:
+    """Whether another lazy value that is alive has one of these references; True if that cannot be found out."""
+    if living is None:
+        return True
+    recorder = value.kind.recorder
+    found = [other for other in living() if other is not value and type(other) is Lazy and hasattr(other, "kind")]
+    return any(other.kind.recorder is recorder and other.ref in refs for other in found)
+
+
 def owner(args: Any, kwargs: Any) -> Recorder:
     """The recorder of the first lazy value among arguments."""
     stack = [*args, *kwargs.values()]
     for item in stack:  # grows while it is walked
         if isinstance(item, Lazy):
-            return item.kind.recorder
+            return item.kind.recorder  # type: ignore[no-any-return]
         if isinstance(item, list | tuple):
             stack.extend(item)
         elif isinstance(item, dict):
