@@ -29,6 +29,7 @@ from edbatch.errors import BatchError, LeakedValueError
 from edbatch.paying import Estimate, Ways, estimate
 from edbatch.recording.calls.names import Names
 from edbatch.recording.interception import Shortcuts, recording
+from edbatch.recording.kept import hand_over, survivors, with_kept
 from edbatch.recording.program.paths import Paths
 from edbatch.recording.recorder import Recorder
 from edbatch.recording.results import Results
@@ -38,7 +39,7 @@ from edbatch.recording.types.type_set import TypeSet, TypeSets
 from edbatch.recording.values.refusals import explained, refuse_tangents
 from edbatch.replay.example_recorder import PieceRecorder
 from edbatch.replay.joining import join
-from edbatch.replay.known_examples import KnownExamples
+from edbatch.replay.known_examples import LEAVES_VALUES, KnownExamples
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
@@ -125,6 +126,8 @@ class Pipeline:
             execution.lease.release()
         else:
             gathered = self._connect(execution, results, gathered, stopwatch)
+        if results.kept:
+            hand_over(results, gathered, (self.function, columns, keywords))
         return results.assemble(gathered, stack), stats
 
     def prepare(
@@ -165,10 +168,11 @@ class Pipeline:
         return recording(recorder, self.shortcuts, self._recorded, recorder, examples, keywords)
 
     def _recorded(self, recorder: Recorder, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
-        return self._finished(recorder, self._run(recorder, examples, range(len(examples)), keywords))
+        results = self._run(recorder, examples, range(len(examples)), keywords)
+        return self._finished(recorder, results, survivors(recorder))
 
-    def _finished(self, recorder: Recorder, outputs: list[Any]) -> tuple[Recording, Results]:
-        results = Results.collect(outputs, recorder)
+    def _finished(self, recorder: Recorder, results: Results, kept: list[Any]) -> tuple[Recording, Results]:
+        results = with_kept(results, recorder, kept) if kept else results
         return replace(recorder.finish(), type_sets=self.type_sets), results
 
     def _record_unknown(
@@ -181,16 +185,24 @@ class Pipeline:
         if call.unknown:
             recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
             try:
-                outputs = recording(recorder, self.shortcuts, self._run, recorder, examples, call.unknown, keywords)
+                results, kept = recording(
+                    recorder, self.shortcuts, self._recorded_alone, recorder, examples, call.unknown, keywords
+                )
             except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
                 if len(call.unknown) == len(examples):
                     raise
                 known.give_up()
                 return None
-            if not known.take(call, recorder, examples):
+            if kept:
+                known.give_up(LEAVES_VALUES)
+            if kept or not known.take(call, recorder, examples):
                 all_recorded = len(call.unknown) == len(examples)
-                return self._finished(recorder, outputs) if all_recorded else None
+                return self._finished(recorder, results, kept) if all_recorded else None
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
+
+    def _recorded_alone(self, recorder: Recorder, *args: Any) -> tuple[Results, list[Any]]:
+        results = self._run(recorder, *args)
+        return results, survivors(recorder)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
         """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
@@ -199,7 +211,7 @@ class Pipeline:
         shared += [leaf for leaf in pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
         return self.kernels, Names(self.paths, keywords, device), device, shared
 
-    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:
+    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> Results:
         outputs = []
         for i in numbers:
             values = recorder.begin(examples[i])
@@ -208,10 +220,11 @@ class Pipeline:
             except Exception as error:
                 clear = explained(error)
                 clear.add_note(_where(i, error) + _hint(len(examples), keywords))
+                recorder.close()
                 if clear is error:
                     raise
                 raise clear from error
-        return outputs
+        return Results.collect(outputs, recorder)
 
     def _connect(
         self, execution: Execution, results: Results, gathered: list[Tensor], stopwatch: Stopwatch

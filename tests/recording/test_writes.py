@@ -226,8 +226,8 @@ def parameter_row(x):
 
 WEIGHT = nn.Parameter(torch.ones(2, 3, dtype=torch.float64))
 REFUSED = [
-    base_written, part_written, row_written, rows_written, same_twice, column_written, identity_written, view_written,
-    written_without_grad, wider, other_dtype, plain_view, parameter_row,
+    base_written, part_written, rows_written, same_twice, column_written, identity_written, written_without_grad,
+    wider, other_dtype, plain_view, parameter_row,
 ]  # fmt: skip
 
 
@@ -435,3 +435,162 @@ def test_rows_and_a_value_of_fixed_length_are_not_written_into_one_another():
     with pytest.raises(InPlaceError, match=r"x = x \+ y"):
         edbatch.batch(model)(*columns)
     like_torch(lambda x, numbers: torch.stack([x, x * 2]) + table(numbers), *columns, parameters=[table.weight])
+
+
+MATRICES = [torch.randn(n, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(n)) for n in (2, 3, 2)]
+SQUARE = nn.Parameter(torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)))
+
+
+def methods(x):
+    h = x @ SQUARE
+    h.add_(1).mul_(2)
+    h.masked_fill_(h.detach() > 3, 0.5)
+    g = h * 2
+    g.copy_(h.sum(0))
+    k = h + 1
+    k.zero_()
+    k.fill_(2.0)
+    k.index_add_(0, torch.tensor([0]), x[:1])
+    k.scatter_(1, torch.tensor([[0], [1]]), 7.0)
+    torch.relu_(g)
+    others = [x @ SQUARE for _ in range(3)]
+    F.elu_(others[0])
+    others[1].clamp_(max=0.5)
+    others[2].sub_(x.float())
+    return h.sum(0), g.sum(0), k.sum(0), *[other.sum(0) for other in others]
+
+
+def buffer_of_rows(x):
+    rows = torch.zeros(len(x), 3, dtype=torch.float64)
+    for i in range(len(x)):
+        rows[i] = torch.tanh(x[i] @ SQUARE + (rows[i - 1] if i else 0))
+    return rows.sum(0), rows[-1], rows.max(0).values
+
+
+def rows_that_are_added_to(x):
+    rows = torch.ones(len(x), 3, dtype=torch.float64)
+    for i in range(len(x)):
+        rows[i] += x[i] @ SQUARE
+        rows[i] += x[0]
+        rows[i] *= 2
+    return rows.sum(0)
+
+
+def parts_of_a_buffer(x):
+    part = torch.zeros(len(x), 3, dtype=torch.float64)
+    part[1:] = x[1:] @ SQUARE
+    part[0, 1] = x[0, 0]
+    part[:, 2] = 5
+    part[part > 4] = 1.0
+    part[0][part[0] == 1.0] = 3.0
+    part[[0, 1]] = part[[1, 0]]
+    return part.sum(0)
+
+
+def parts_of_a_value(x):
+    h = x @ SQUARE
+    h[0] = h[1] * 2
+    h[1, :2] = x[0, :2]
+    h[0] += x[1]
+    h[-1, 0] += 1
+    h[h > 1] = 0.0
+    h[:, 1] *= 2
+    h[torch.tensor([0, 1])] = x[:2] * 2
+    h[..., 0] = 7
+    return h.sum(0)
+
+
+def made_like_another(x):
+    b = x.new(2, 3).zero_()
+    b[0] = x[0] @ SQUARE
+    c = x.new_zeros(4)
+    c[1] = b.sum()
+    return b, c
+
+
+def given_for_results(x):
+    with torch.no_grad():
+        b = torch.empty(3, dtype=torch.float64)
+        torch.add(x[0], x[1], out=b)
+        c = x * 2
+        torch.mul(x, x @ SQUARE, out=c)
+    return b * x[0] @ SQUARE, c.sum(0)
+
+
+def views_that_are_gone(x):
+    h = x @ SQUARE
+    total = h.view(-1)[:2].sum()
+    h.add_(total)
+    v = h.t()
+    other = v.sum()
+    del v
+    h.mul_(other)
+    return h.sum(0)
+
+
+def rows_of_a_stack(x):
+    rows = torch.stack([x[0] * 2, x[1]])
+    first = rows[0]
+    first += 1
+    rows[1] = first * 2
+    del first
+    rows[0] += x[0]
+    return rows.sum(0) @ SQUARE
+
+
+def random_numbers_in_their_places(x):
+    h = x @ SQUARE
+    h.uniform_(2.0, 3.0)
+    g = (x * 2).normal_(1.0, 0.0)
+    return (h >= 2).all() & (h <= 3).all() & (g == 1).all()
+
+
+IN_PLACE = [
+    row_written, view_written, methods, buffer_of_rows, rows_that_are_added_to, parts_of_a_buffer, parts_of_a_value,
+    made_like_another, given_for_results, views_that_are_gone, rows_of_a_stack, random_numbers_in_their_places,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", IN_PLACE, ids=lambda f: f.__name__)
+@pytest.mark.parametrize("key", [None, lambda x: str(x.tolist())])
+def test_values_that_nobody_else_sees_are_written(function, key):
+    is_square = function in (methods, given_for_results, made_like_another)
+    columns = [x.clone().requires_grad_() for x in MATRICES if len(x) == 2 or not is_square]
+    like_torch(function, columns, parameters=[SQUARE], key=key)
+
+
+def test_rows_of_a_buffer_are_batched_whatever_their_number():
+    batched = edbatch.batch(buffer_of_rows, stack=False)
+    batched([x.clone() for x in MATRICES])
+    assert batched.stats.num_types <= 12
+    assert not [name for name in batched.pipeline._last_types.names if "stack of" in name and "rows" not in name]
+
+
+def a_row_while_its_view_lives(x):
+    rows = torch.zeros(2, 3, dtype=torch.float64)
+    rows[0] = x[0]
+    first = rows[0]
+    rows[0] = x[1]
+    return first
+
+
+def a_buffer_while_its_view_lives(x):
+    rows = torch.zeros(2, 3, dtype=torch.float64)
+    first = rows[0]
+    rows[1] = x[0]
+    return first + rows[1]
+
+
+def a_part_after_another_view(x):
+    h = x * 2
+    view, first = h[0, :2], h[0]
+    first += 1
+    return view + h[0, 1]
+
+
+@pytest.mark.parametrize(
+    "function", [a_row_while_its_view_lives, a_buffer_while_its_view_lives, a_part_after_another_view]
+)
+def test_writes_that_a_living_view_would_see_are_refused(function):
+    with pytest.raises(InPlaceError, match=r"such as a view of it"):
+        edbatch.batch(function)([x.clone() for x in MATRICES])

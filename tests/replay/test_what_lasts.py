@@ -75,7 +75,7 @@ def test_why_examples_are_not_known():
     assert report_of(batched, XS[:1], [1]).endswith("0 of 1 examples were known; 1 were new")
     assert report_of(batched, XS[:1], [1]).endswith("1 of 1 examples were known")
     said = report_of(batched, XS, STEPS)
-    assert "1 of 4 examples were known; 1 had other constants or shapes" in said
+    assert "1 of 4 examples were known; 1 had other constants, shapes" in said
     assert "1 were new; 1 had None as key" in said
     model.scale = 2.0
     assert "0 of 1 examples were known; 1 were known in other modes" in report_of(batched, XS[:1], [1])

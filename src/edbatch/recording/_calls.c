@@ -67,6 +67,11 @@ static PyObject *numbers_extend(Numbers *self, PyObject *values) {
 
 static Py_ssize_t numbers_length(Numbers *self) { return self->size; }
 
+static PyObject *numbers_item(Numbers *self, Py_ssize_t i) {
+    if (i < 0 || i >= self->size) return PyErr_Format(PyExc_IndexError, "there are %zd numbers", self->size);
+    return PyLong_FromLongLong(self->data[i]);
+}
+
 static int numbers_get_buffer(Numbers *self, Py_buffer *view, int flags) {
     static long long nothing;
     void *data = self->data == NULL ? &nothing : self->data;
@@ -87,7 +92,10 @@ static PyMethodDef numbers_methods[] = {
     {"extend", (PyCFunction)numbers_extend, METH_O, "Add a sequence of numbers."},
     {NULL},
 };
-static PySequenceMethods numbers_sequence = {.sq_length = (lenfunc)numbers_length};
+static PySequenceMethods numbers_sequence = {
+    .sq_length = (lenfunc)numbers_length,
+    .sq_item = (ssizeargfunc)numbers_item,
+};
 static PyBufferProcs numbers_buffer = {
     (getbufferproc)numbers_get_buffer,
     (releasebufferproc)numbers_release_buffer,
@@ -110,16 +118,34 @@ static PyTypeObject NumbersType = {
 isinstance(value, torch.Tensor) is true of lazy values. Some code of torch in C asks just that, without looking for
 __torch_function__ first, and then reads the pointer to a C++ tensor where torch's own objects have it: right behind the
 object's head, or after a flag, depending on the version. In a lazy value it finds there the C++ object for "no tensor",
-as for an argument that was not given, and raises an error. */
+as for an argument that was not given, and raises an error.
 
-typedef struct {
+All values that are alive are in a list, so that what was computed for those that outlive their call can be handed over,
+and that a write in place is known to be seen by nobody else. */
+
+typedef struct Value {
     PyObject_HEAD
     void *tensor[2];
+    struct Value *next, **link; /* the next value in the list, and the pointer in the list that leads here */
 } Value;
 
 static void *no_tensor; /* the address of c10::UndefinedTensorImpl's only object */
+static Value *values;   /* the values that are alive, the youngest first */
 
-static void fill_value(PyObject *value) { ((Value *)value)->tensor[0] = ((Value *)value)->tensor[1] = no_tensor; }
+static void fill_value(PyObject *object) {
+    Value *value = (Value *)object;
+    value->tensor[0] = value->tensor[1] = no_tensor;
+    if ((value->next = values) != NULL) values->link = &value->next;
+    value->link = &values;
+    values = value;
+}
+
+static void value_dealloc(PyObject *object) {
+    Value *value = (Value *)object;
+    if (value->next != NULL) value->next->link = value->link;
+    if (value->link != NULL) *value->link = value->next;
+    Py_TYPE(object)->tp_free(object);
+}
 
 static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
     PyObject *self = type->tp_alloc(type, 0);
@@ -134,7 +160,15 @@ static PyTypeObject ValueType = {
     .tp_basicsize = sizeof(Value),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = value_new,
+    .tp_dealloc = value_dealloc,
 };
+
+static PyObject *living(PyObject *module, PyObject *nothing) {
+    PyObject *list = PyList_New(0);
+    for (Value *value = values; list != NULL && value != NULL; value = value->next)
+        if (Py_REFCNT(value) > 0 && PyList_Append(list, (PyObject *)value) < 0) Py_CLEAR(list);
+    return list;
+}
 
 static PyObject *set_no_tensor(PyObject *module, PyObject *address) {
     no_tensor = PyLong_AsVoidPtr(address);
@@ -516,6 +550,7 @@ static PyObject *same_items(PyObject *module, PyObject *args) {
 
 static PyMethodDef functions[] = {
     {"set_no_tensor", set_no_tensor, METH_O, "set_no_tensor(address)"},
+    {"living", living, METH_NOARGS, "living(): all values that are alive, the youngest first"},
     {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
     {NULL},
 };

@@ -10,7 +10,7 @@ import numpy as np
 
 from edbatch.layout.layout import unpack
 from edbatch.layout.reads import lengths, parse, require, require_same
-from edbatch.recording.results import Group, Results, Value
+from edbatch.recording.results import KEPT, Group, Results, Value
 from edbatch.recording.types.checking import check_refs
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.values.lazy import Lazy
@@ -27,9 +27,12 @@ def check_results(results: Results, recording: Recording) -> None:
             raise AssertionError(f"{name} has {len(values)} values for {num_examples} examples")
     gathered: list[set[int]] = [set() for _ in results.leaves]
     for group in results.groups:
+        if group.leaf == KEPT:
+            _check_group(group, recording, "a value that is kept", len(results.kept))
+            continue
         if not 0 <= group.leaf < num_leaves:
             raise AssertionError(f"{group} is of a leaf that is not there; there are {num_leaves}")
-        _check_group(group, recording, results.names[group.leaf])
+        _check_group(group, recording, results.names[group.leaf], num_examples)
         twice = gathered[group.leaf].intersection(group.examples)
         if twice:
             raise AssertionError(f"{results.names[group.leaf]} of example {min(twice)} is in two groups")
@@ -40,11 +43,11 @@ def check_results(results: Results, recording: Recording) -> None:
                 raise AssertionError(f"{name} of example {i} was recorded, but is in no group")
 
 
-def _check_group(group: Group, recording: Recording, name: str) -> None:
+def _check_group(group: Group, recording: Recording, name: str, num_examples: int) -> None:
     examples, refs, rows = np.asarray(group.examples), group.refs, group.lengths
     require(
-        (examples >= 0) & (examples < len(recording.starts)),
-        lambda i: f"{name} is to be gathered for example {examples[i]} of {len(recording.starts)}",
+        (examples >= 0) & (examples < num_examples),
+        lambda i: f"{name} is to be gathered for example {examples[i]} of {num_examples}",
     )
     require(np.diff(examples) > 0, lambda i: f"{name}: example {examples[i + 1]} comes after example {examples[i]}")
     if rows is not None:

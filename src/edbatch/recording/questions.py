@@ -3,7 +3,8 @@
 
 In: a call on lazy values, which stand for tensors and have no numbers yet. Out: the answer, or NotImplemented if the
 call is no question. Shape, dtype and device are known, and whether gradients are required. Where a value lies in memory
-is known only of tensors that the user's function got or made itself. What would need the numbers is refused.
+is known only of tensors that the user's function got or made itself. What would need the numbers is answered of *given*
+values, which follow from the example's own tensors alone (see `given.py`), and refused of others.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.errors import RecordingError
-from edbatch.recording.values.lazy import Lazy, Ragged, reading
+from edbatch.recording.values.lazy import Lazy, Ragged
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
@@ -35,9 +36,10 @@ OF_MEMORY = (
     "untyped_storage",
 )  # fmt: skip
 READING = (
-    "__array__", "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "equal",
-    "is_nonzero", "item", "numpy", "tolist",
+    "__bool__", "__complex__", "__contains__", "__float__", "__index__", "__int__", "allclose", "equal", "is_nonzero",
+    "item", "tolist",
 )  # fmt: skip
+SIZED_BY_NUMBERS = ("argwhere", "bincount", "nonzero", "unique", "unique_consecutive")  # shapes follow from numbers
 HOOKS = ("register_hook", "register_post_accumulate_grad_hook", "retain_grad")
 
 
@@ -76,8 +78,39 @@ def _ask_outside(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _read(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    value = next(v for v in pytree.tree_leaves((args, kwargs)) if isinstance(v, Lazy))
-    raise reading(value, f"by {_name(func)}")
+    how = f"by {_name(func)}"
+    args, kwargs = pytree.tree_map_only(Lazy, lambda value: recorder.read(value, how), (args, kwargs))
+    with DisableTorchFunction():
+        return func(*args, **kwargs)
+
+
+def _array(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """A copy as an array that cannot be written: what is written to the memory of a column would come too late."""
+    value, *rest = args
+    tensor = recorder.read(value, f"by {_name(func)}")
+    with DisableTorchFunction():
+        like = tensor.clone().requires_grad_(_requires_grad(recorder, func, args, kwargs))
+        array = func(like, *rest, **kwargs)
+    array.flags.writeable = False
+    return array
+
+
+def _where(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    return _read(recorder, func, args, kwargs) if len(args) == 1 and not kwargs else NotImplemented
+
+
+def _tensor(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`torch.tensor(values)`: torch would ask each value for its number."""
+
+    def number(value: Any) -> Any:
+        return recorder.read(value, "by torch.tensor (torch.stack(values) reads nothing)")
+
+    data, *rest = args
+    if isinstance(data, Lazy):
+        with DisableTorchFunction():
+            return number(data).clone().to(**kwargs)
+    data = pytree.tree_map_only(Lazy, lambda value: number(value).tolist(), data)
+    return func(data, *rest, **kwargs)
 
 
 def _hook(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
@@ -139,7 +172,9 @@ def _functions(name: str) -> list[Any]:
 
 
 _GROUPS: tuple[tuple[tuple[str, ...], Answer], ...] = (
-    (DESCRIBING, _describe), (OF_MEMORY, _ask_outside), (READING, _read), (HOOKS, _hook), (("result_type",), _describe),
+    (DESCRIBING, _describe), (OF_MEMORY, _ask_outside), (READING, _read), (HOOKS, _hook),
+    (("__array__", "numpy"), _array), (SIZED_BY_NUMBERS, _read), (("where",), _where), (("tensor",), _tensor),
+    (("result_type",), _describe),
     (("type",), _type), (("requires_grad",), _requires_grad), (("is_leaf",), _is_leaf), (("grad_fn",), _grad_fn),
     (("grad",), _grad), (("requires_grad_",), _set_requires_grad),
 )  # fmt: skip

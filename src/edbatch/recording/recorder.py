@@ -9,6 +9,7 @@ type of a signature that is new to the recording. Only the code here runs once p
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -17,17 +18,20 @@ import numpy as np
 import torch
 from torch import nn
 
-from edbatch.cells.capture.in_place import is_in_place, out_of_place
+from edbatch.cells.capture.in_place import is_in_place
 from edbatch.cells.in_order import TURN, InOrder
 from edbatch.errors import InPlaceError, RecordingError
 from edbatch.recording import writes
 from edbatch.recording.calls.entries import Entry, Signature, define, module_call
 from edbatch.recording.calls.fast_cells import KnownCalls, Numbers, as_value
 from edbatch.recording.calls.fast_functions import ADD, ARITHMETIC, known, known_rows
-from edbatch.recording.calls.indexing import getitem, is_row_number, masked_select, row_of, with_known_masks
+from edbatch.recording.calls.indexing import as_index, getitem, is_row_number, row_of, with_known_masks
 from edbatch.recording.calls.names import Names
 from edbatch.recording.calls.shared import SharedTensors, flatten, memory_of
 from edbatch.recording.calls.signature import Parts
+from edbatch.recording.given import GivenValues
+from edbatch.recording.in_place_calls import in_place
+from edbatch.recording.kept import tensor_of
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.program.marking import CellFunction, is_row_wise
 from edbatch.recording.questions import ask
@@ -36,7 +40,7 @@ from edbatch.recording.types.kernel_cache import Cell, Context, KernelCache
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.recording.values import ragged_functions, sums
-from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged, lazy, leaked
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged, lazy, leaked, reading
 from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
@@ -52,7 +56,6 @@ METADATA = {
 DRAWS = "it draws random numbers"
 CHANGES = "it calls a cell that changes a buffer or an attribute"
 STACK = torch.stack
-MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
 
 class Called(NamedTuple):
@@ -92,6 +95,8 @@ class Recorder:
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
         self._turn: int | None = None  # what the next call with side effects reads, to run after the last: `in_order`
         self.lineage = Lineage(self)
+        self.given = GivenValues(self)
+        self.parts: deque[writes.Part] = deque(maxlen=32)  # the last that were taken
         self.overwritten = writes.Overwritten(self)
         self.sums_grow_in: Context | None  # the present context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
@@ -105,6 +110,7 @@ class Recorder:
 
     def end(self, output: Any) -> Any:
         """End the example; returns its results. Sums among them that are still pending are recorded now."""
+        self.parts.clear()
         output = self.overwritten.swapped(output)
         settle(output, self)
         return output
@@ -191,12 +197,26 @@ class Recorder:
                 self._outside_of.pop(id(self._outside[i]), None)
                 self._outside[i] = self._outside[i].clone()
 
+    def let_go(self) -> None:
+        """Hold no lazy values any more, so that those that are still alive are held by somebody else."""
+        self._outside_of.clear()
+        self.overwritten.values.clear()
+        self.parts.clear()
+
+    def copy_outside(self, tensor: torch.Tensor) -> None:
+        """Let what was recorded with a tensor read a copy of it, so that it is free."""
+        self._outside = [used.clone() if used is tensor else used for used in self._outside]
+        self.forget_outside(tensor)
+
+    def close(self) -> None:
+        """Let the lazy values be used no more."""
+        self.is_open, self.sums_grow_in = False, None
+
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
         with DisableTorchFunction():  # else the questions would be recorded
             self._check_written()
-        self.overwritten.check()
-        self.is_open, self.sums_grow_in = False, None
+        self.close()
         return Recording(
             np.frombuffer(memoryview(self.types), np.int64),
             np.frombuffer(memoryview(self.args), np.int64),
@@ -224,12 +244,27 @@ class Recorder:
     def resolve(self, value: Lazy) -> Any:
         """The value with a reference: a pending sum is recorded now, a stack of any length gets a fixed length."""
         if value.kind.recorder is not self or not self.is_open:
-            raise leaked(value)
+            if not self.is_open or (tensor := tensor_of(value)) is value:
+                raise leaked(value)
+            return self.outside(tensor)  # of an earlier call
         if type(value) is PendingSum:
             return sums.record_sum(self, value)
         if type(value) is Ragged:
             return dense(self, value)
         return value
+
+    def read(self, value: Lazy, how: str) -> torch.Tensor:
+        """The numbers of a value that somebody wants to read; raises if they are not there yet."""
+        if value.kind.recorder is not self or not self.is_open:
+            raise leaked(value)
+        with DisableTorchFunction():
+            tensor: torch.Tensor | None = None if self.suspended else self.given.tensor(value)
+        if tensor is None:
+            raise reading(value, how)
+        return tensor
+
+    def note_read(self, refs: frozenset[int]) -> None:
+        """Called when numbers are read that follow from these inputs from outside."""
 
     # ---- nodes
 
@@ -258,6 +293,11 @@ class Recorder:
 
     def write(self, value: Lazy, result: Any) -> Lazy:
         return writes.write(self, value, result)
+
+    def note_part(self, whole: Lazy, index: Sequence[Any], part: Any) -> Any:
+        """Remember parts that were taken of values: `x[i] += y` takes one, writes it, and puts it back."""
+        self.parts.append((part, whole, whole.ref, index))
+        return part
 
     def entry(self, key: tuple[Hashable, ...], make: Callable[[], NodeType], context: Context | None = None) -> Entry:
         """The entry of a signature in a context (grad mode, autocast); if it is new, `make` gives its type."""
@@ -376,9 +416,9 @@ class Recorder:
                 "your own"
             )
         if self.overwritten.values:
-            first, (args, kwargs) = args[:1], self.overwritten.swapped((args, kwargs))
-            if args and args[0] is not first[0] and (plain := out_of_place(func)) is not None:
-                return self.write(args[0], self.torch_function(plain, args, kwargs))
+            args, kwargs = self.overwritten.swapped((args, kwargs))
+            if func is torch.Tensor.__getitem__ and isinstance(args[0], Lazy):
+                return self.getitem(*args)
         if kwargs == {"dim": 0} and len(args) == 1 and type(args[0]) is Ragged:
             found = known_rows(self, func, (args[0], 0))
         else:
@@ -399,15 +439,16 @@ class Recorder:
         answer = ask(self, func, args, kwargs)
         if answer is not NotImplemented:
             return answer
-        if args and is_tensor(args[0]) and (plain := out_of_place(func)) is not None:
-            return self.overwritten.write(args[0], self.torch_function(plain, args, kwargs))
+        result = in_place(self, func, args, kwargs)
+        if result is not NotImplemented:
+            return result
         refuse(func, args, kwargs)
         if any(type(v) is Ragged for v in leaves):
             result = ragged_functions.torch_function(self, func, args, kwargs)
             if result is not NotImplemented:
                 return result
-        if func in MASKED_SELECT:
-            return masked_select(*args, **kwargs)
+        if (result := as_index(func, args, kwargs)) is not NotImplemented:
+            return result
         if func is torch.Tensor.__getitem__:
             args = args[0], with_known_masks(self, args[0].shape, args[1])
         like = next(v for v in leaves if isinstance(v, Lazy)).kind.spec if func in ARITHMETIC else None
@@ -434,21 +475,21 @@ class Recorder:
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             if any(t in self.shared for t in tensors):
-                self._reads_shared(func, tensors)
+                self.reads_shared(tensors, func)
             return func(*args, **kwargs)
-        if func in MASKED_SELECT:
-            return masked_select(*args, **kwargs)
+        if (result := as_index(func, args, kwargs)) is not NotImplemented:
+            return result
         if func is torch.Tensor.__getitem__:
             if is_row_number(args[1]):
                 return row_of(self, *args)
             args = args[0], with_known_masks(self, args[0].shape, args[1])
             tensors = [v for v in flatten(args, {}) if isinstance(v, torch.Tensor)]
         if all(t in self.shared for t in tensors):
-            self._reads_shared(func, tensors)
+            self.reads_shared(tensors, func)
             return self.shared.compute(func, args, kwargs)
         return self._record(func, args, kwargs, Parts(self))
 
-    def _reads_shared(self, func: Callable[..., Any], tensors: Sequence[torch.Tensor]) -> None:
+    def reads_shared(self, tensors: Sequence[torch.Tensor], func: Callable[..., Any] | None = None) -> None:
         if func not in METADATA:
             self._read += tensors
             self.changing = "it computes with parameters, buffers or keywords alone, outside of a cell"

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
     from edbatch.recording.types.recording import Recording
 
+KEPT = -1  # in the place of a leaf's number: values that are no results, but are held by somebody else
 STACKS = (True, False, "cat", "pad")
 
 
@@ -80,6 +81,7 @@ class Results:
     leaves: tuple[Sequence[Any], ...]  # by leaf, then by example
     names: Sequence[str]
     groups: tuple[Group, ...]
+    kept: Sequence[Any] = ()  # what outlives the call besides results, see `kept.py`
 
     @staticmethod
     def collect(outputs: list[Any], recorder: Recorder | None = None) -> Results:
@@ -92,7 +94,12 @@ class Results:
             for j, values in enumerate(leaves):
                 if any(isinstance(v, Lazy) for v in values):
                     found += _groups_of_lazy(j, values, recorder)
+            leaves = tuple([tuple([GATHERED if isinstance(v, Lazy) else v for v in values]) for values in leaves])
         return Results(structure, leaves, names, tuple(found))
+
+    def keeping(self, kept: Sequence[Any], found: Sequence[Group]) -> Results:
+        """The same results, and groups of values that are kept; their examples are places in `kept`."""
+        return replace(self, kept=kept, groups=(*self.groups, *found))
 
     def renumbered(self, place: np.ndarray) -> Results:
         """The same results in a recording whose node `place[i]` was node i of this one."""
@@ -144,6 +151,7 @@ class Results:
         return f"Results({len(self.leaves)} leaves of {examples} examples, {len(self.groups)} groups)"
 
 
+GATHERED = Value(Spec((), torch.float32, torch.device("cpu")), "one", ())  # holds the place of a recorded value
 LEAVES = {Lazy, Ragged, PendingSum, Tensor}
 
 

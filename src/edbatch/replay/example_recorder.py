@@ -43,6 +43,7 @@ class PieceRecorder(Recorder):
         self.outside_starts: list[int] = []
         self.columns: list[list[int]] = []  # of each example, the numbers of the columns (arguments) that are tensors
         self.results: list[tuple[ResultStructure, list[Any]]] = []
+        self.read_columns: set[int] = set()  # the columns whose numbers were read
         self.changes: list[str | None] = []  # of each example, why its piece cannot be used again; None if it can
         self._random = random_state()
 
@@ -66,6 +67,14 @@ class PieceRecorder(Recorder):
         drawn, self._random = self._random, random_state()
         self.changes.append(DRAWS if drawn != self._random else self.changing or self._unlasting(leaves))
         return output
+
+    def note_read(self, refs: frozenset[int]) -> None:
+        first = self.outside_starts[-1]
+        for place in [-1 - ref - first for ref in refs]:
+            if place < 0:
+                self.changing = "it reads numbers of another example"
+            elif place < len(self.columns[-1]):
+                self.read_columns.add(self.columns[-1][place])
 
     def _structure(self, output: Any, tree: pytree.TreeSpec, values: list[Any]) -> ResultStructure:
         specs = tuple([v.spec if type(v) is Value and v.how == "one" else None for v in values])

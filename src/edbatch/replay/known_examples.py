@@ -3,8 +3,9 @@
 In: examples. Out: which of them are known, and a bank with their *pieces* (a piece is what was recorded of one
 example). An example with a known key is not recorded again: its piece is used. Parameters, and tensors in columns (the
 positional arguments of a batched function), are read afresh in every call. Constants in columns (numbers, strings,
-flags) and lists of them count as parts of the key. A piece is valid only in the *world* in which it was recorded: the
-same modes, keywords and states of all modules.
+flags) and lists of them count as parts of the key. So do the numbers of all tensors in a column once the function has
+read one of them (`int(x[0])`, `if x.any()`, …), because it may decide by them. A piece is valid only in the *world* in
+which it was recorded: the same modes, keywords and states of all modules.
 
 Examples that draw random numbers, write tensors in place or compute with parameters outside of cells (the parts of the
 model that are batched) are recorded in every call. If examples of a function use each other's values, keys are not used
@@ -41,6 +42,10 @@ from edbatch.torch_state.surroundings import inside
 MAX_BYTES = 200_000_000  # of all pieces that are kept; those used last are kept longest
 MAX_WORLDS = 8  # train, eval, …
 MAX_MODULES = 2000  # watched in a world; a function that makes new modules for every example would have ever more
+USES_OTHERS = "an example uses values of another one of its mini-batch"
+LEAVES_VALUES = (
+    "the function leaves values on objects (self.state = h), which one that is not run again would not renew"
+)
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
 Place = Hashable  # by which an example is found: its key, or its key and what its columns hold (see `_forms`)
 _WITH_COLUMNS = object()  # begins a place of the second kind, so that it is equal to no key
@@ -93,6 +98,7 @@ class KnownExamples:
         self.structures: list[ResultStructure] = []
         self.report = ""  # on the last call, for people
         self._root = root
+        self._read_columns: frozenset[int] = frozenset()  # those whose numbers were ever read; it only grows
         self._opaque: set[type] = set()  # classes of things in columns that are neither tensors nor constants
         self._worlds: list[World] = []  # the one used last comes last
         self._clock = count()
@@ -106,10 +112,8 @@ class KnownExamples:
         if self._given_up or marks is None:
             self.report = self._given_up or "key is not used: a keyword is neither a tensor, a module nor a constant"
             return None
-        keys, forms = self._keys(examples), self._forms(examples)
-        places: list[Place] = (
-            keys if forms is None else [(_WITH_COLUMNS, *both) for both in zip(keys, forms, strict=True)]
-        )
+        keys = self._keys(examples)
+        places = self._places(keys, examples)
         return inside((self._lock,), self._look_up, keys, places, marks, keywords)
 
     def _look_up(self, keys: list[Hashable], places: list[Place], marks: Hashable, keywords: dict[str, Any]) -> LookUp:
@@ -126,11 +130,14 @@ class KnownExamples:
         unknown = range(len(keys)) if self.debug else unknown
         self.report = f"key: {len(keys) - len(unknown)} of {len(keys)} examples were known"
         self.report += "".join(f"; {n} {reason}" for reason, n in reasons.items())
+        if self._read_columns:
+            names = ", ".join(map(str, sorted(self._read_columns)))
+            self.report += f"; the numbers in column {names} are read, and so are parts of the key"
         return LookUp(world, keys, places, unknown, bank, numbers)
 
     def take(self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
-        bank = inside((self._lock,), self._take, call, recorder, [examples[i] for i in call.unknown])
+        bank = inside((self._lock,), self._take, call, recorder, examples)
         if bank is None:
             return False
         _put_together(call, bank)
@@ -138,8 +145,11 @@ class KnownExamples:
         self.report += "".join(f"; {n} will always be recorded: {change}" for change, n in changes.items())
         return True
 
-    def _take(self, call: LookUp, recorder: PieceRecorder, recorded: Sequence[Sequence[Any]]) -> PieceBank | None:
-        bank = cut(recorder, recorded, call.world.types)
+    def _take(self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> PieceBank | None:
+        if not recorder.read_columns <= self._read_columns:
+            self._read_columns |= recorder.read_columns
+            call.places = self._places(call.keys, examples)
+        bank = cut(recorder, [examples[i] for i in call.unknown], call.world.types)
         if bank is None:
             self.give_up()
             return None
@@ -152,12 +162,12 @@ class KnownExamples:
         self._is_whole = True
         return bank
 
-    def give_up(self) -> None:
-        """Use no keys any more: examples use each other's values, and one that is not recorded has none."""
-        inside((self._lock,), self._give_up)
+    def give_up(self, reason: str = USES_OTHERS) -> None:
+        """Use no keys any more: an example that is not recorded has no values that others use, and leaves none."""
+        inside((self._lock,), self._give_up, reason)
 
-    def _give_up(self) -> None:
-        self._given_up = "key is not used: an example uses values of another one of its mini-batch"
+    def _give_up(self, reason: str) -> None:
+        self._given_up = f"key is not used: {reason}"
         self.report = self._given_up
         self._worlds.clear()
 
@@ -166,7 +176,7 @@ class KnownExamples:
         if key is None:
             return "had None as key"
         if key in world.keys:
-            return "had other constants or shapes of tensors in their columns"
+            return "had other constants, shapes of tensors or numbers that are read in their columns"
         if any(key in other.keys for other in self._worlds):
             return "were known in other modes, with other keywords or other states of modules"
         return "were new"
@@ -187,16 +197,23 @@ class KnownExamples:
                 )
         return keys
 
+    def _places(self, keys: list[Hashable], examples: Sequence[Sequence[Any]]) -> list[Place]:
+        forms = self._forms(examples)
+        return keys if forms is None else [(_WITH_COLUMNS, *both) for both in zip(keys, forms, strict=True)]
+
     def _forms(self, examples: Sequence[Sequence[Any]]) -> list[Hashable] | None:
         """What tells examples with one key apart: the constants in their columns, and shape, dtype and device of the
-        tensors there. None if the columns hold neither."""
+        tensors there; of columns that are read also their numbers. None if the columns hold neither."""
         kinds = set(map(type, chain.from_iterable(examples)))
         if kinds <= self._opaque:
             return None
         if not any(issubclass(kind, (Tensor, list, tuple, *SCALARS)) for kind in kinds):
             self._opaque |= kinds
             return None
-        return [tuple(map(_form, example)) for example in examples]
+        forms: list[Hashable] = [tuple(map(_form, example)) for example in examples]
+        for j in sorted(self._read_columns):
+            forms = [(form, _numbers(example[j])) for form, example in zip(forms, examples, strict=True)]
+        return forms
 
     def _lasting(self, call: LookUp, bank: PieceBank, changes: Sequence[str | None]) -> list[int]:
         """Which of the pieces just recorded are to be kept: the first one of each new key that can be used again."""
@@ -279,6 +296,12 @@ def _form(entry: Any) -> Hashable:
     if kinds <= {int} or kinds <= {str}:  # most lists of constants; the line below takes ten times as long
         return type(entry), *kinds, *entry
     return (type(entry), *map(mark, entry)) if all(issubclass(t, SCALARS) for t in kinds) else None
+
+
+def _numbers(entry: Any) -> Hashable:
+    if not isinstance(entry, Tensor):
+        return None
+    return entry.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
 
 
 def _put_together(call: LookUp, recorded: PieceBank) -> None:

@@ -10,6 +10,7 @@ import torch
 
 OPERATORS = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift")
 IN_PLACE_OPERATORS = {f"__i{name}__" for name in OPERATORS}
+RESIZING = {"resize_", "resize_as_", "set_", "share_memory_"}  # change the memory itself
 DESCRIBING = {"requires_grad_", "retain_grad_", "rename_"}  # they end in _ but write no data
 
 
@@ -20,7 +21,10 @@ def out_of_place(func: Callable[..., Any]) -> Callable[..., Any] | None:
         return None
     if name in IN_PLACE_OPERATORS:
         return getattr(operator, name.replace("__i", "__", 1))  # type: ignore[no-any-return]
-    return getattr(torch.Tensor, name[:-1], None)
+    if name in RESIZING:
+        return None
+    found = [getattr(holder, name[:-1], None) for holder in (torch.Tensor, torch.nn.functional, torch)]
+    return next(filter(callable, found), None)
 
 
 def is_in_place(func: Callable[..., Any]) -> bool:

@@ -98,7 +98,8 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
         raise RecordingError(TRANSFORMS)
     rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
     run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
-    kernel = _kernel(recorder, calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
+    function = calling(run, args, kwargs, len(rows))
+    kernel = _kernel(recorder, function, parts, rows, target, cell)
     name = recorder.names.call(target, args, kwargs, parts)
     if cell is None and not kernel.outputs:
         raise RecordingError(f"{name} gives no tensor, so it cannot be asked while examples are recorded; leave it out")
@@ -112,7 +113,8 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
         kernel, slots, rows = in_order(kernel), (*slots, Slot.ONE), (*rows, TURN)
     per_row = (parts.is_row_wise,) * len(kernel.outputs)
     is_view = any(target is function for function in VIEWING)
-    return NodeType(name, kernel, slots, rows, (*parts.shared, *kernel.enclosed), per_row, is_view)
+    shared, again = (*parts.shared, *kernel.enclosed), None if parts.generators else function
+    return NodeType(name, kernel, slots, rows, shared, per_row, is_view, again)
 
 
 def _kernel(

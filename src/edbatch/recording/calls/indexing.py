@@ -7,6 +7,7 @@ decide the shape of the result and belong to the type of the call.
 from __future__ import annotations
 
 import operator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,6 @@ import numpy as np
 import torch
 
 from edbatch.cells.capture.op_recorder import plain
-from edbatch.errors import ValueReadError
 from edbatch.recording.calls.entries import VIEWING
 from edbatch.recording.calls.signature import Parts
 from edbatch.recording.values.lazy import Lazy, Ragged, lazy
@@ -33,9 +33,11 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
         check_owner(recorder, value)
         index = key if isinstance(key, tuple) else (key,)
         if len(index) == 1 and type(index[0]) is int and value.elements is not None and _is_element(recorder, value):
-            value.is_viewed, element = True, value.elements[index[0]]
-            recorder.lineage.shares.add(element)
-            return lazy(element, value.kind.one)
+            place, element = range(value.length)[index[0]], value.elements[index[0]]
+            value.taken = value.taken or {}
+            value.taken[place] = value.taken.get(place, 0) + 1
+            recorder.lineage.note_element(element)
+            return recorder.note_part(value, (place,), lazy(element, value.kind.one))
         if is_index_of_rows(value, index):
             of_one = index if index[0] is Ellipsis else index[1:]
             return recorder.of_one_row(operator.getitem, (value, of_one), {})
@@ -48,7 +50,7 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     arrays = bool, _List, Lazy, torch.Tensor
     is_plain = not any(isinstance(i, arrays) and not _is_number(i) for i in items)
     take = take_items if is_plain else take_mixed
-    return recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True))
+    return recorder.note_part(value, items, recorder.record_op(take, (value, *items), Parts(recorder, is_cell=True)))
 
 
 def _is_element(recorder: Recorder, rows: Ragged) -> bool:
@@ -60,12 +62,13 @@ def _is_element(recorder: Recorder, rows: Ragged) -> bool:
 def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
     """An index into a value of this shape, with tensors in place of numpy arrays, and positions in place of masks.
 
-    The numbers in a mask decide the shape of the result, so they are read: only a mask that is a plain tensor will do.
+    The numbers in a mask, and those that bound a slice, decide the shape of the result, so they are read: they must be
+    given, as those of columns are.
     """
     if not isinstance(key, tuple):
         key = with_known_masks(recorder, shape, (key,))
         return key[0] if len(key) == 1 else key
-    items = [torch.from_numpy(i) if isinstance(i, np.ndarray) else i for i in key]
+    items = [torch.from_numpy(i) if isinstance(i, np.ndarray) else _with_bounds(i) for i in key]
     if not any(_is_mask(i) for i in items):
         return tuple(items)
     index: list[Any] = []
@@ -78,6 +81,14 @@ def with_known_masks(recorder: Recorder, shape: torch.Size, key: Any) -> Any:
     return tuple(index)
 
 
+def _with_bounds(item: Any) -> Any:
+    """A slice with numbers for bounds; anything else as it is."""
+    bounds = (item.start, item.stop, item.step) if isinstance(item, slice) else ()
+    if not any(isinstance(bound, Lazy) for bound in bounds):
+        return item
+    return slice(*[operator.index(bound) if isinstance(bound, Lazy) else bound for bound in bounds])
+
+
 def masked_select(value: Any, mask: Any) -> Any:
     """`torch.masked_select` as an index by a mask."""
     shape = torch.broadcast_shapes(value.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -85,17 +96,35 @@ def masked_select(value: Any, mask: Any) -> Any:
     return value[mask] if shape else value[None][mask[None]]
 
 
+def repeat_interleave(value: Any, repeats: Any = None, dim: int | None = None, *, output_size: Any = None) -> Any:
+    """`torch.repeat_interleave` by a tensor of numbers, which are read, as an index."""
+    numbers = (value if repeats is None else repeats).reshape(-1).tolist()
+    if repeats is not None and dim is None:
+        value, dim = value.flatten(), 0
+    counts = numbers * value.shape[dim] if repeats is not None and len(numbers) == 1 else numbers
+    rows = [i for i, count in enumerate(counts) for _ in range(count)]
+    index = torch.tensor(rows, dtype=torch.int64, device=value.device)
+    return index if repeats is None else value.index_select(dim, index)
+
+
+def as_index(func: Any, args: Any, kwargs: Any) -> Any:
+    """A call of a function whose result has as many rows as numbers say, by an index; NotImplemented for others."""
+    if func in _MASKED_SELECT:
+        return masked_select(*args, **kwargs)
+    if func in _REPEATS and not isinstance(args[1] if len(args) > 1 else kwargs.get("repeats"), int):
+        return repeat_interleave(*args, **kwargs)
+    return NotImplemented
+
+
+_MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
+_REPEATS = {torch.repeat_interleave, torch.Tensor.repeat_interleave}
+
+
 def _numbers_of_mask(recorder: Recorder, mask: Any) -> list[Any]:
     if isinstance(mask, Lazy):
-        mask = recorder.resolve(mask)
-        if mask.ref >= 0:
-            raise ValueReadError(
-                f"a lazy value {mask.kind.spec} is a mask in an index and decides the shape of the result, but values "
-                "do not exist while examples are recorded. Use torch.where or masked_fill, which keep the shape, or a "
-                "mask that is given as a tensor"
-            )
-        mask = recorder.tensor_of(mask.ref)
-    recorder.changing = "it reads a mask"
+        mask = recorder.read(mask, "as a mask in an index, where torch.where or masked_fill would keep the shape")
+    else:
+        recorder.changing = "it reads a mask"
     with DisableTorchFunction():
         return list(mask.nonzero(as_tuple=True)) if mask.ndim else [bool(mask)]
 
@@ -166,6 +195,30 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
 
 
 VIEWING.extend((take_items, take_row))
+
+
+def put(recorder: Recorder, value: Any, key: Any, new: Any) -> Any:
+    """What `value` is after `value[key] = new`."""
+    if _is_mask(key) and getattr(new, "ndim", 0) <= value.ndim - key.ndim:  # numbers of the mask need not be read
+        return torch.where(key.bool().reshape(*key.shape, *[1] * (value.ndim - key.ndim)), new, value)
+    key = with_known_masks(recorder, value.shape, key)
+    items = _in_bounds(key if isinstance(key, tuple) else (key,), value.shape)
+    return put_at(recorder, value, items, new)
+
+
+def put_at(recorder: Recorder, value: Lazy, items: Sequence[Any], new: Any) -> Any:
+    """The same for the items of an index in the form that `take_items` and `take_mixed` read."""
+    return recorder.record_op(put_items, (value, new, *items), Parts(recorder, is_cell=True))
+
+
+def put_items(value: torch.Tensor, new: torch.Tensor, *index: Any) -> torch.Tensor:
+    """A copy of `value` with `new` at an index."""
+    places = torch.arange(value.numel(), device=value.device).reshape(value.shape)
+    is_plain = not any(isinstance(i, _List) or (isinstance(i, torch.Tensor) and i.ndim) for i in index)
+    places = (take_items if is_plain else take_mixed)(places, *index)
+    new = new.to(value.dtype)
+    new = new.reshape(new.shape[max(new.ndim - places.ndim, 0) :]).expand(places.shape)
+    return value.reshape(-1).scatter(0, places.reshape(-1), new.reshape(-1)).reshape(value.shape)
 
 
 def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:

@@ -42,6 +42,10 @@ class SharedTensors:
         """Whether a tensor is shared and requires a gradient, or would in training: both must give the same graph."""
         return tensor in self and (tensor.requires_grad or id(tensor) in self._would_require_grad)
 
+    def is_trained(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is a parameter, or has a gradient that is not one of an example's own tensors."""
+        return isinstance(tensor, nn.Parameter) or tensor.requires_grad or id(tensor) in self._would_require_grad
+
     def is_derived(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor was computed from shared ones in this recording."""
         return id(tensor) in self._derived
@@ -54,7 +58,7 @@ class SharedTensors:
         known = self._results.get(key)
         if known is not None and known[1] == _version(known[0]):
             return self._give(known[0])
-        with _Draws() as draws:
+        with Draws() as draws:
             result = (call or func)(*args, **kwargs)
         if draws.seen:
             return result
@@ -103,7 +107,7 @@ class SharedTensors:
             del self._results[key]
 
 
-class _Draws(QuietDispatchMode):  # type: ignore[no-untyped-call]
+class Draws(QuietDispatchMode):  # type: ignore[no-untyped-call]
     """Notices whether anything is drawn at random."""
 
     def __init__(self) -> None:

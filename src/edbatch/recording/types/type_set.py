@@ -40,6 +40,8 @@ class NodeType:
     by itself (`kernel.enclosed`).
     per_row: for each output, whether it has as many rows as the node reads; else it is a single row.
     is_view: in torch the results would share memory with the first operand, although the kernel does not say so.
+    function: what was called, as a function of the operands of one row and of the shared tensors that are arguments;
+        None if it must not be called again.
     """
 
     name: str
@@ -49,6 +51,7 @@ class NodeType:
     shared: tuple[torch.Tensor, ...] = ()
     per_row: tuple[bool, ...] = ()
     is_view: bool = False
+    function: Callable[..., Any] | None = None
 
     @property
     def can_differentiate(self) -> Mask:

@@ -9,13 +9,13 @@ it is used, so that `total = total + x` in a loop becomes one n-ary sum.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Container, Hashable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from edbatch.cells.capture.in_place import OPERATORS
-from edbatch.errors import InPlaceError, LeakedValueError, RecordingError, ValueReadError
+from edbatch.errors import LeakedValueError, RecordingError, ValueReadError
 from edbatch.layout.layout import Slot
 from edbatch.spec import Spec
 from edbatch.torch_insides.libraries import undefined_tensor
@@ -26,16 +26,17 @@ if TYPE_CHECKING:
 
 try:
     from edbatch.recording._calls import Value, set_no_tensor
+    from edbatch.recording._calls import living as living
 
     set_no_tensor(undefined_tensor())
     ARE_TENSORS = True
 except ImportError:  # there was no C compiler at installation
-    Value, ARE_TENSORS = object, False  # type: ignore[misc, assignment]
+    Value, living, ARE_TENSORS = object, None, False  # type: ignore[misc, assignment]
 except (OSError, ValueError):  # torch's library has another name here
     ARE_TENSORS = False
 
 
-READING = ("item", "tolist", "numpy", "__array__")
+READING = ("item", "tolist", "numpy", "__array__", "__contains__", "__complex__")
 
 
 class Kind:
@@ -49,7 +50,7 @@ class Kind:
 
     __slots__ = ("one", "pending", "recorder", "rows", "spec", "sum_key")
 
-    def __init__(self, spec: Spec, recorder: Recorder, one: Kind | None = None):
+    def __init__(self, spec: Spec, recorder: Any, one: Kind | None = None):
         self.spec = spec
         self.recorder = recorder
         self.one = one or self
@@ -139,10 +140,7 @@ class Lazy(Value):
         return self.kind.recorder.getitem(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        raise InPlaceError(
-            "a lazy value cannot be written in place; build a new one: torch.stack of the pieces, torch.where or "
-            "index_fill / scatter without the trailing underscore"
-        )
+        self.kind.recorder.torch_function(torch.Tensor.__setitem__, (self, key, value), {})
 
     def __len__(self) -> int:
         if not self.shape:
@@ -153,23 +151,28 @@ class Lazy(Value):
         return (self[i] for i in range(len(self)))
 
     def __bool__(self) -> bool:
-        raise reading(self, "as a truth value (if, while, and, or, not)")
+        return bool(self.kind.recorder.read(self, "as a truth value (if, while, and, or, not)"))
 
     def __int__(self) -> int:
-        raise reading(self, "by int()")
+        return int(self.kind.recorder.read(self, "by int()"))
 
     def __float__(self) -> float:
-        raise reading(self, "by float()")
+        return float(self.kind.recorder.read(self, "by float()"))
 
     def __index__(self) -> int:
-        raise reading(self, "as an index or a range")
+        return operator.index(self.kind.recorder.read(self, "as an index or a range"))
+
+    def __format__(self, form: str) -> str:
+        return format(self.kind.recorder.read(self, "by format()"), form) if form else repr(self)
 
     __hash__ = object.__hash__
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.kind.spec})"
 
-    def __reduce__(self) -> Any:
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if isinstance(self.ref, torch.Tensor):  # its call is over
+            return self.ref.__reduce_ex__(protocol)  # type: ignore[no-untyped-call]
         raise TypeError(
             "a lazy value lives only inside its batched call and cannot be pickled or copied; return it instead"
         )
@@ -181,12 +184,12 @@ class Ragged(Lazy):
     elements: the references of the listed values. context: the modes (grad, autocast) in which it was made.
     """
 
-    __slots__ = ("context", "elements", "is_viewed", "length", "whole")
+    __slots__ = ("context", "elements", "length", "taken", "whole")
     length: int
     elements: list[int] | None
     whole: Any  # the same values as one value of fixed length, once somebody needed that
     context: Context
-    is_viewed: bool  # whether one of its elements was taken, which shares its memory in torch
+    taken: dict[int, int] | None  # how often each of its elements was taken, which shares its memory in torch
 
     @property
     def shape(self) -> torch.Size:
@@ -230,7 +233,7 @@ def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None
     """Rows of values of a kind that are the output `ref` of a recorded node, or so far only a list of values."""
     value = Ragged()
     value.ref, value.kind, value.length, value.elements, value.whole = ref, kind.rows, length, elements, None
-    value.context, value.is_viewed = kind.recorder.context, False
+    value.context, value.taken = kind.recorder.context, None
     return value
 
 
@@ -242,12 +245,21 @@ def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
     return value
 
 
+def others_alive(value: Lazy, refs: Container[int]) -> bool:
+    """Whether another lazy value that is alive has one of these references; True if that cannot be found out."""
+    if living is None:
+        return True
+    recorder = value.kind.recorder
+    found = [other for other in living() if other is not value and type(other) is Lazy and hasattr(other, "kind")]
+    return any(other.kind.recorder is recorder and other.ref in refs for other in found)
+
+
 def owner(args: Any, kwargs: Any) -> Recorder:
     """The recorder of the first lazy value among arguments."""
     stack = [*args, *kwargs.values()]
     for item in stack:  # grows while it is walked
         if isinstance(item, Lazy):
-            return item.kind.recorder
+            return item.kind.recorder  # type: ignore[no-any-return]
         if isinstance(item, list | tuple):
             stack.extend(item)
         elif isinstance(item, dict):
@@ -259,9 +271,10 @@ def reading(value: Lazy, how: str) -> RecordingError:
     if not value.kind.recorder.is_open:
         return leaked(value)
     return ValueReadError(
-        f"a lazy value {value.kind.spec} was read {how}, but values do not exist while examples are recorded. "
-        "Decide by the example's own data (a column that is a list of numbers is data, one that is a tensor is lazy), "
-        "use torch.where, or put the decision into a cell (edbatch.cell), which then runs one by one"
+        f"a lazy value {value.kind.spec} was read {how}, but it depends on parameters or random numbers, and such "
+        "values do not exist while examples are recorded. Decide by the example's own data (what is computed from "
+        "columns alone can be read), use torch.where, or put the decision into a cell (edbatch.cell), which then runs "
+        "one by one"
     )
 
 
@@ -315,7 +328,7 @@ for _name in ("neg", "pos", "abs", "invert"):
 
 def _reader(name: str) -> None:
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        raise reading(self, f"by .{name}()")
+        return self.kind.recorder.torch_function(getattr(torch.Tensor, name), (self, *args), kwargs)
 
     setattr(Lazy, name, method)
 

@@ -22,6 +22,7 @@ class Lineage:
     """What is known of the values of one recording, by their references.
 
     shares: the values that would share memory with another value in torch.
+    others_unknown: those of which it is not known which others these are.
     """
 
     def __init__(self, recorder: Recorder):
@@ -29,6 +30,26 @@ class Lineage:
         self._num_nodes = self._num_args = 0
         self._require_grad: set[int] = set()
         self.shares: set[int] = set()
+        self.others_unknown: set[int] = set()
+        self._group_of: dict[int, set[int]] = {}  # of values that share memory, all that do
+
+    def sharing(self, ref: int) -> set[int]:
+        """All values that would share memory with this one, and itself."""
+        self.look()
+        return self._group_of.get(ref, {ref})
+
+    def note_element(self, ref: int) -> None:
+        """An element of rows was taken, which stands for a part of their memory and not for the stacked value."""
+        self.shares.add(ref)
+        self.others_unknown.add(ref)
+
+    def _join(self, refs: list[int]) -> None:
+        self.shares.update(refs)
+        groups = {id(group): group for group in [self._group_of.get(ref, {ref}) for ref in refs]}
+        largest = max(groups.values(), key=len)
+        for group in groups.values():
+            largest |= group
+            self._group_of.update(dict.fromkeys(group, largest))
 
     def requires_grad(self, ref: int) -> bool:
         self.look()
@@ -64,6 +85,7 @@ class Lineage:
         views = [{0} if operands[0] else {-1}] * len(kernel.outputs) if node_type.is_view else kernel.views
         for k, memory in enumerate(views):
             if memory:
-                self.shares.add(node + k * REF)
-                self.shares.update([ref for i in memory if i >= 0 for ref in operands[i]])
+                self._join([node + k * REF, *[ref for i in memory if i >= 0 for ref in operands[i]]])
+                if -1 in memory:
+                    self.others_unknown.add(node + k * REF)
         return at

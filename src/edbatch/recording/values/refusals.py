@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch.autograd import forward_ad
 
-from edbatch.cells.capture.in_place import IN_PLACE_OPERATORS, is_in_place
-from edbatch.errors import BatchError, InPlaceError, RecordingError, ValueReadError
+from edbatch.cells.capture.in_place import is_in_place
+from edbatch.errors import BatchError, InPlaceError, RecordingError
 from edbatch.torch_insides.transforms import FILES, innermost_transform, is_forward_mode
 
 TRANSFORMS = (
@@ -22,10 +22,6 @@ TRANSFORMS = (
     "where values do not exist yet; put all of it into a cell (edbatch.cell), with its values as arguments, or apply "
     "it to single examples, outside"
 )
-INSTEAD = {  # for in-place methods that have no other form
-    "zero": "torch.zeros_like(x)", "fill": "torch.full_like(x, …)", "copy": "the other value", "uniform":
-    "torch.rand_like(x)", "normal": "torch.randn_like(x)", "detach": "x.detach()",
-}  # fmt: skip
 
 
 def explained(error: Exception) -> Exception:
@@ -43,11 +39,6 @@ def explained(error: Exception) -> Exception:
 def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Raise if a call on lazy values can have no meaning; the error says what to write instead."""
     name = getattr(func, "__name__", "")
-    if func is torch.tensor and args and isinstance(args[0], list | tuple):
-        raise ValueReadError(
-            "torch.tensor reads its values, but lazy values have none while examples are recorded; use "
-            "torch.stack(values)"
-        )
     if func in (torch.Tensor.backward, torch.autograd.backward):
         raise RecordingError(
             "backward was called inside the batched function, where values do not exist yet; return the loss, and call "
@@ -55,18 +46,11 @@ def refuse(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, An
         )
     if func is torch.autograd.grad:
         raise RecordingError(TRANSFORMS)
-    if name == "__setitem__":
-        raise InPlaceError(
-            "a lazy value cannot be written into a plain tensor (buf[i] = value); collect the values in a list and "
-            "use torch.stack(values)"
-        )
     if is_in_place(func):
-        plain = name.strip("_").removeprefix("i") if name in IN_PLACE_OPERATORS else name.strip("_")
-        instead = INSTEAD.get(plain) or (f"x.{plain}(…)" if hasattr(torch.Tensor, plain) else None)
-        new = "make a new value" if instead is None else f"make a new value and rebind: x = {instead}"
-        raise InPlaceError(f"{name} writes in place, which lazy values do not allow; {new}")
-    if kwargs.get("out") is not None:
-        raise InPlaceError("out= writes in place, which lazy values do not allow; use the returned value")
+        raise InPlaceError(
+            f"{name} writes in place, and there is no function that gives the same as a new value; make it by other "
+            "functions, and rebind the name: x = …"
+        )
 
 
 def refuse_transforms() -> None:
