@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
+from edbatch.layout.layout import Ints
 from edbatch.recording.calls.names import Names
 from edbatch.recording.interception import Shortcuts, recording
 from edbatch.recording.program.paths import Paths
@@ -38,6 +39,7 @@ from edbatch.recording.values.refusals import explained, refuse_tangents
 from edbatch.replay.example_recorder import PieceRecorder
 from edbatch.replay.joining import join
 from edbatch.replay.known_examples import KnownExamples
+from edbatch.rewriting.find_cells import FoundCells, Merged
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
@@ -74,6 +76,7 @@ class Pipeline:
         self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
         self.type_sets = TypeSets()
+        self.found = FoundCells()
         self.pool = Pool()
         self.switches = switches
         self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
@@ -140,7 +143,13 @@ class Pipeline:
 
     def _finished(self, recorder: Recorder, outputs: list[Any]) -> tuple[Recording, Results]:
         results = Results.collect(outputs, recorder)
-        return replace(recorder.finish(), type_sets=self.type_sets), results
+        recorded = replace(recorder.finish(), type_sets=self.type_sets)
+        merged = self._find_cells(recorded, results.refs)
+        return (recorded, results) if merged is None else (merged.recording, results.moved(merged.moved.refs))
+
+    def _find_cells(self, recorded: Recording, results: Ints) -> Merged | None:
+        """The recording with the cells that nobody marked; None if there are none."""
+        return self.found.merge(recorded, results) if self.switches.find_cells else None
 
     def _record_unknown(
         self, known: KnownExamples, examples: list[Any], keywords: dict[str, Any]
@@ -158,7 +167,7 @@ class Pipeline:
                     raise
                 known.give_up()
                 return None
-            if not known.take(call, recorder, examples):
+            if not known.take(call, recorder, examples, self._find_cells):
                 all_recorded = len(call.unknown) == len(examples)
                 return self._finished(recorder, outputs) if all_recorded else None
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)

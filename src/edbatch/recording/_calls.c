@@ -12,7 +12,7 @@ its outputs. Any other call goes on to Python. Without a C compiler all calls do
 #include <stddef.h>
 #include <structmember.h>
 
-enum { MOST_PARTS = 64, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, ERROR = -2 };
+enum { MOST_PARTS = 64, MOST_OPEN = 1024, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, OTHER = -1, ERROR = -2 };
 
 /* ---- Numbers: a growing array of 64-bit integers, which is read as a buffer */
 
@@ -156,6 +156,11 @@ typedef struct {
 } Signatures; /* of one module; the garbage collector does not see their references to the recorder: see forget */
 
 typedef struct {
+    PyObject *frame; /* of a function that has not returned, or of one that has recorded the last node */
+    long long begin, code;
+} Open;
+
+typedef struct {
     PyObject_HEAD
     PyTypeObject *lazy;
     Py_ssize_t kind, ref; /* offsets of these two slots in a lazy value */
@@ -163,6 +168,12 @@ typedef struct {
     PyObject *outside;    /* id(tensor) -> the lazy value of a tensor that was used before */
     Numbers *types, *args;
     PyObject *modules; /* module -> capsule of Signatures; None for a module that is no cell */
+    PyObject *own;     /* the folders whose functions are not the user's: a tuple of prefixes of file names */
+    PyObject *codes;   /* code -> its number; -1 for functions that are not the user's */
+    Numbers *spans;    /* begin, end, code: the nodes that one call of a function of the user's has recorded */
+    Open open[MOST_OPEN];
+    Py_ssize_t depth;
+    PyObject *base; /* the frame in which the recording began */
 } KnownCalls;
 
 #define SLOT(value, offset) (*(PyObject **)((char *)(value) + (offset)))
@@ -181,9 +192,9 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name) {
 
 static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     PyTypeObject *lazy;
-    PyObject *as_value, *outside, *types, *numbers;
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside, &NumbersType,
-                          &types, &NumbersType, &numbers))
+    PyObject *as_value, *outside, *types, *numbers, *spans, *own;
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside, &NumbersType,
+                          &types, &NumbersType, &numbers, &NumbersType, &spans, &PyTuple_Type, &own))
         return -1;
     if (!PyType_IsSubtype(lazy, &ValueType)) {
         PyErr_SetString(PyExc_TypeError, "lazy values are of a class derived from Value");
@@ -195,8 +206,100 @@ static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     Py_XSETREF(self->outside, Py_NewRef(outside));
     Py_XSETREF(self->types, (Numbers *)Py_NewRef(types));
     Py_XSETREF(self->args, (Numbers *)Py_NewRef(numbers));
+    Py_XSETREF(self->spans, (Numbers *)Py_NewRef(spans));
+    Py_XSETREF(self->own, Py_NewRef(own));
     Py_XSETREF(self->modules, PyDict_New());
-    return self->modules == NULL ? -1 : 0;
+    Py_XSETREF(self->codes, PyDict_New());
+    return self->modules == NULL || self->codes == NULL ? -1 : 0;
+}
+
+/* ---- Spans: which nodes a call of one of the user's functions has recorded
+
+Before a node is added, the Python frame that adds it is compared with the frames of the nodes before. Frames on the
+stack `open` that are not among its callers any more have returned: what they have recorded is a span. */
+
+/* The number of a frame's code: OTHER for functions of torch and of this package, ERROR for an error. */
+static long long number_of_code(KnownCalls *self, PyFrameObject *frame) {
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    PyObject *known = PyDict_GetItemWithError(self->codes, (PyObject *)code);
+    long long number = OTHER;
+    if (known != NULL) {
+        number = PyLong_AsLongLong(known);
+    } else if (PyErr_Occurred()) {
+        number = ERROR;
+    } else {
+        Py_ssize_t is_own = 0;
+        for (Py_ssize_t i = 0; is_own == 0 && i < PyTuple_GET_SIZE(self->own); i++)
+            is_own = PyUnicode_Tailmatch(code->co_filename, PyTuple_GET_ITEM(self->own, i), 0, PY_SSIZE_T_MAX, -1);
+        if (is_own == 0) number = PyDict_GET_SIZE(self->codes);
+        PyObject *made = is_own < 0 ? NULL : PyLong_FromLongLong(number);
+        if (made == NULL || PyDict_SetItem(self->codes, (PyObject *)code, made) < 0) number = ERROR;
+        Py_XDECREF(made);
+    }
+    Py_DECREF(code);
+    return number;
+}
+
+/* Close the spans of all frames above a depth. */
+static int close_spans(KnownCalls *self, Py_ssize_t depth) {
+    while (self->depth > depth) {
+        Open *top = &self->open[self->depth - 1];
+        long long span[3] = {top->begin, self->types->size, top->code};
+        if (span[1] - span[0] > 1 && numbers_push(self->spans, span, 3) < 0) return -1;
+        self->depth--;
+        Py_CLEAR(top->frame);
+    }
+    return 0;
+}
+
+/* Note which function is about to add a node. */
+static int enter(KnownCalls *self) {
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (frame == NULL || self->spans == NULL) return 0;
+    if (self->depth > 0 && self->open[self->depth - 1].frame == (PyObject *)frame) return 0;
+    PyObject *new[MOST_OPEN];
+    long long codes[MOST_OPEN];
+    Py_ssize_t count = 0, depth = 0;
+    int failed = 0;
+    frame = (PyFrameObject *)Py_NewRef(frame);
+    while (frame != NULL && !failed) {
+        for (depth = self->depth; depth > 0 && self->open[depth - 1].frame != (PyObject *)frame; depth--) continue;
+        if (depth > 0) break;
+        long long number = number_of_code(self, frame);
+        failed = number == ERROR;
+        if (number >= 0 && count < MOST_OPEN) {
+            new[count] = Py_NewRef(frame);
+            codes[count++] = number;
+        }
+        PyFrameObject *caller = (PyObject *)frame == self->base ? NULL : PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = caller;
+    }
+    Py_XDECREF(frame);
+    failed = failed || close_spans(self, depth) < 0;
+    while (count > 0) {
+        PyObject *callee = new[--count];
+        if (!failed && self->depth < MOST_OPEN)
+            self->open[self->depth++] = (Open){callee, self->types->size, codes[count]};
+        else
+            Py_DECREF(callee);
+    }
+    return failed ? -1 : 0;
+}
+
+static PyObject *known_enter(KnownCalls *self, PyObject *nothing) {
+    return enter(self) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* The present frame's caller is where a recording begins: frames around it do not count. */
+static PyObject *known_begin(KnownCalls *self, PyObject *nothing) {
+    Py_XSETREF(self->base, Py_XNewRef(PyEval_GetFrame()));
+    Py_RETURN_NONE;
+}
+
+static PyObject *known_end(KnownCalls *self, PyObject *nothing) {
+    Py_CLEAR(self->base);
+    return close_spans(self, 0) < 0 ? NULL : Py_NewRef(self->codes);
 }
 
 static PyObject *one_name;
@@ -350,6 +453,7 @@ static PyObject *make_lazy(KnownCalls *self, PyObject *kind, long long ref) {
 }
 
 static PyObject *add_node(KnownCalls *self, Signature *call, const long long *numbers, Py_ssize_t count) {
+    if (enter(self) < 0) return NULL;
     long long node = self->types->size;
     if (numbers_push(self->args, numbers, count) < 0) return NULL;
     if (numbers_push(self->types, &call->type, 1) < 0) {
@@ -394,6 +498,10 @@ static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->as_value);
     Py_VISIT(self->outside);
     Py_VISIT(self->modules);
+    Py_VISIT(self->own);
+    Py_VISIT(self->codes);
+    Py_VISIT(self->base);
+    for (Py_ssize_t i = 0; i < self->depth; i++) Py_VISIT(self->open[i].frame);
     return 0;
 }
 
@@ -402,6 +510,10 @@ static int known_clear(KnownCalls *self) {
     Py_CLEAR(self->as_value);
     Py_CLEAR(self->outside);
     Py_CLEAR(self->modules);
+    Py_CLEAR(self->own);
+    Py_CLEAR(self->codes);
+    Py_CLEAR(self->base);
+    while (self->depth > 0) Py_CLEAR(self->open[--self->depth].frame);
     return 0;
 }
 
@@ -410,10 +522,14 @@ static void known_dealloc(KnownCalls *self) {
     known_clear(self);
     Py_CLEAR(self->types);
     Py_CLEAR(self->args);
+    Py_CLEAR(self->spans);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMethodDef known_methods[] = {
+    {"begin", (PyCFunction)known_begin, METH_NOARGS, "Functions that the calling frame calls are the user's."},
+    {"enter", (PyCFunction)known_enter, METH_NOARGS, "A node is about to be added: note which function does so."},
+    {"end", (PyCFunction)known_end, METH_NOARGS, "All functions have returned. Gives the numbers of their codes."},
     {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds), if there is room for it."},
     {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
     {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known holds no more."},
@@ -422,7 +538,7 @@ static PyMethodDef known_methods[] = {
 static PyTypeObject KnownCallsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "edbatch.recording._calls.KnownCalls",
-    .tp_doc = "KnownCalls(lazy, as_value, outside, types, args): the signatures of cells that one recording knows.",
+    .tp_doc = "KnownCalls(lazy, as_value, outside, types, args, spans, own): the signatures of cells that one recording knows.",
     .tp_basicsize = sizeof(KnownCalls),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -24,7 +25,11 @@ def set_no_tensor(address: int, /) -> None:
     """Set the address that C code finds in a lazy value which it takes for a tensor."""
 
 class KnownCalls:
-    """The signatures of calls of cells that one recording has seen. Such calls add nodes to `types` and `args`."""
+    """The signatures of calls of cells that one recording has seen. Such calls add nodes to `types` and `args`.
+
+    `spans` gets three numbers for each call of one of the user's functions: the first node that it recorded, that after
+    the last, and the number of its code. Functions in folders that begin like one of `own` do not count.
+    """
 
     def __init__(
         self,
@@ -33,6 +38,8 @@ class KnownCalls:
         outside: dict[int, Lazy],
         types: Numbers,
         args: Numbers,
+        spans: Numbers,
+        own: tuple[str, ...],
         /,
     ) -> None: ...
     def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> None:
@@ -42,6 +49,14 @@ class KnownCalls:
         """Note that a module is no cell: its calls go straight to torch."""
 
     def forget(self) -> None: ...
+    def begin(self) -> None:
+        """Functions that the calling frame calls are the user's."""
+
+    def enter(self) -> None:
+        """A node is about to be added: note which function does so."""
+
+    def end(self) -> dict[CodeType, int]:
+        """All functions have returned: their spans are closed. Gives the number of each code, -1 if not the user's."""
 
 class ModuleCall:
     """A method for `nn.Module.__call__`: `otherwise` gets the calls that the active recorder does not know."""

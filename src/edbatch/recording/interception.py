@@ -246,6 +246,7 @@ def recording(recorder: Recorder, shortcuts: Shortcuts, function: Callable[..., 
 def _record(recorder: Recorder, function: Callable[..., T], *args: Any) -> T:
     active.set(recorder)
     applying.set(_record_applied)
+    recorder.known_calls.begin()
     with RecordingMode(recorder):
         return function(*args)
 
@@ -261,6 +262,7 @@ class _Clean:
 
     def __exit__(self, *error: Any) -> None:
         self._recorder.known_calls.forget()
+        self._recorder.known_calls.end()
         assigned = []
         for table, before in self._buffers:
             for name in [name for name, value in table.items() if isinstance(value, Lazy)]:

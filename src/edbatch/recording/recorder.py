@@ -9,6 +9,7 @@ type of a signature that is new to the recording. Only the code here runs once p
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -52,6 +53,9 @@ METADATA = {
 DRAWS = "it draws random numbers"
 CHANGES = "it calls a cell that changes a buffer or an attribute"
 STACK = torch.stack
+_HERE = os.path.dirname(os.path.dirname(__file__))
+_ROOMS = "recording", "replay", "cells", "torch_state", "pipeline.py", "batched.py"
+OWN = (os.path.dirname(torch.__file__), *[os.path.join(_HERE, room) for room in _ROOMS])  # functions not of the user
 MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
 
@@ -85,7 +89,8 @@ class Recorder:
         self._outside_of: dict[int, Lazy] = {}
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
-        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
+        self._spans = Numbers()
+        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args, self._spans, OWN)
         self.shared = SharedTensors(self, shared)
         self._called: dict[tuple[int, ...], Called] = {}  # by the ids of a target and its owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
@@ -197,6 +202,7 @@ class Recorder:
             self._check_written()
         self.overwritten.check()
         self.is_open, self.sums_grow_in = False, None
+        codes = {number: code for code, number in self.known_calls.end().items() if number >= 0}
         return Recording(
             np.frombuffer(memoryview(self.types), np.int64),
             np.frombuffer(memoryview(self.args), np.int64),
@@ -204,6 +210,8 @@ class Recorder:
             tuple(self._outside),
             tuple(self._outside_specs),
             np.array(self.starts, dtype=np.int64),
+            spans=np.frombuffer(memoryview(self._spans), np.int64).reshape(-1, 3),
+            codes=codes,
         )
 
     def _check_written(self) -> None:
@@ -237,6 +245,7 @@ class Recorder:
         return entry.outputs(self.add_node(entry, flat), length)
 
     def add_node(self, entry: Entry, flat: Sequence[int]) -> int:
+        self.known_calls.enter()
         node = len(self.types)
         try:
             self.add_args(flat)  # all or none

@@ -37,6 +37,16 @@ except ImportError:
         def forget(self) -> None:
             """There is nothing to forget."""
 
+        def begin(self) -> None:
+            """Does nothing: without C, nobody looks at frames."""
+
+        def enter(self) -> None:
+            """Does nothing."""
+
+        def end(self) -> dict[Any, int]:
+            """No functions were seen."""
+            return {}
+
     def ModuleCall(active: Any, otherwise: Any) -> Any:  # type: ignore[no-redef]
         return otherwise
 
