@@ -136,10 +136,8 @@ class Pipeline:
 
     def _record_all(self, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         recorder = Recorder(*self._surroundings(keywords))
-        return recording(recorder, self.shortcuts, self._recorded, recorder, examples, keywords)
-
-    def _recorded(self, recorder: Recorder, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
-        return self._finished(recorder, self._run(recorder, examples, range(len(examples)), keywords))
+        every = range(len(examples))
+        return self._finished(recorder, recording(recorder, self.shortcuts, self._run, recorder, examples, every, keywords))
 
     def _finished(self, recorder: Recorder, outputs: list[Any]) -> tuple[Recording, Results]:
         results = Results.collect(outputs, recorder)
@@ -172,12 +170,13 @@ class Pipeline:
                 return self._finished(recorder, outputs) if all_recorded else None
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
 
-    def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
+    def _surroundings(self, keywords: dict[str, Any]) -> tuple[Any, ...]:
         """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
         modules = [] if self.root is None else modules_of([self.root])
         device, shared = _device(parameters_of(modules)), buffers_of(modules)
         shared += [leaf for leaf in pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
-        return self.kernels, Names(self.paths, keywords, device), device, shared
+        codes = self.found.codes if self.switches.find_cells else None
+        return self.kernels, Names(self.paths, keywords, device), device, shared, codes
 
     def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:
         outputs = []

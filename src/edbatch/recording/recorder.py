@@ -9,9 +9,9 @@ type of a signature that is new to the recording. Only the code here runs once p
 from __future__ import annotations
 
 import operator
-import os
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,9 +53,6 @@ METADATA = {
 DRAWS = "it draws random numbers"
 CHANGES = "it calls a cell that changes a buffer or an attribute"
 STACK = torch.stack
-_HERE = os.path.dirname(os.path.dirname(__file__))
-_ROOMS = "recording", "replay", "cells", "torch_state", "pipeline.py", "batched.py"
-OWN = (os.path.dirname(torch.__file__), *[os.path.join(_HERE, room) for room in _ROOMS])  # functions not of the user
 MASKED_SELECT = {torch.masked_select, torch.Tensor.masked_select}
 
 
@@ -70,7 +67,15 @@ class Called(NamedTuple):
 class Recorder:
     """Records one call of a batched function: all its examples into one graph."""
 
-    def __init__(self, kernels: KernelCache, names: Names, device: torch.device, shared: Sequence[torch.Tensor] = ()):
+    def __init__(
+        self,
+        kernels: KernelCache,
+        names: Names,
+        device: torch.device,
+        shared: Sequence[torch.Tensor] = (),
+        codes: dict[CodeType, int] | None = None,
+    ):
+        self.codes = codes  # numbers of the user's functions; None if nobody asks which of them records
         self.kernels = kernels
         self.names = names
         self.device = device
@@ -89,8 +94,8 @@ class Recorder:
         self._outside_of: dict[int, Lazy] = {}
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
-        self._spans = Numbers()
-        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args, self._spans, OWN)
+        self.sites, self.spans = Numbers(), Numbers()  # where the user's code recorded the nodes: see `Recording`
+        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
         self._called: dict[tuple[int, ...], Called] = {}  # by the ids of a target and its owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
@@ -202,7 +207,7 @@ class Recorder:
             self._check_written()
         self.overwritten.check()
         self.is_open, self.sums_grow_in = False, None
-        codes = {number: code for code, number in self.known_calls.end().items() if number >= 0}
+        self.known_calls.end()
         return Recording(
             np.frombuffer(memoryview(self.types), np.int64),
             np.frombuffer(memoryview(self.args), np.int64),
@@ -210,8 +215,8 @@ class Recorder:
             tuple(self._outside),
             tuple(self._outside_specs),
             np.array(self.starts, dtype=np.int64),
-            spans=np.frombuffer(memoryview(self._spans), np.int64).reshape(-1, 3),
-            codes=codes,
+            sites=np.frombuffer(memoryview(self.sites), np.int64),
+            spans=np.frombuffer(memoryview(self.spans), np.int64).reshape(-1, 3),
         )
 
     def _check_written(self) -> None:
@@ -245,7 +250,8 @@ class Recorder:
         return entry.outputs(self.add_node(entry, flat), length)
 
     def add_node(self, entry: Entry, flat: Sequence[int]) -> int:
-        self.known_calls.enter()
+        if not entry.type.is_marked:
+            self.known_calls.enter()
         node = len(self.types)
         try:
             self.add_args(flat)  # all or none

@@ -112,7 +112,8 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
         kernel, slots, rows = in_order(kernel), (*slots, Slot.ONE), (*rows, TURN)
     per_row = (parts.is_row_wise,) * len(kernel.outputs)
     is_view = any(target is function for function in VIEWING)
-    return NodeType(name, kernel, slots, rows, (*parts.shared, *kernel.enclosed), per_row, is_view)
+    shared = (*parts.shared, *kernel.enclosed)
+    return NodeType(name, kernel, slots, rows, shared, per_row, is_view, cell is not None and cell.is_marked)
 
 
 def _kernel(

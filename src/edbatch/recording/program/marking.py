@@ -146,6 +146,11 @@ def options_of(target: Any) -> CellOptions | None:
     return CellOptions()
 
 
+def is_marked(target: Any) -> bool:
+    """Whether the user has marked a module or function."""
+    return isinstance(target, CellFunction) or MARK in target.__dict__
+
+
 def is_leaf(module: nn.Module) -> bool:
     """Whether a module is one of torch's own that holds no user code: Linear, LSTMCell, …, or a Sequential of them."""
     if module.__class__ is nn.Sequential:

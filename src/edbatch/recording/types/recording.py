@@ -5,10 +5,8 @@ A node is one recorded call; its type says what it reads and which kernel comput
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from types import CodeType
 
 import numpy as np
 import torch
@@ -24,8 +22,10 @@ class Recording:
     """One mini-batch as recorded: types and args of all nodes (see layout/layout.py), and the tensors that no
     node computes (outside).
 
-    spans: for each call of one of the user's functions that recorded several nodes: the first, the one after the last,
-    and the number of its code in `codes`; what a function calls comes before the function.
+    sites: of each of the first nodes the instruction of the user's code that recorded it, (code << 32) + offset, where
+    `code` is the number of a function's code; -1 for nodes of marked cells. Empty if nobody has noted it.
+    spans: for each call of one of the user's functions that recorded several nodes the first of them, the one after the
+    last, and the number of its code; what a function calls comes before the function.
     """
 
     types: Ints
@@ -35,8 +35,8 @@ class Recording:
     outside_specs: tuple[Spec, ...]
     starts: Ints  # the first node of every example
     type_sets: TypeSets = field(default_factory=TypeSets)  # what is known of types that occur together
+    sites: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     spans: Ints = field(default_factory=lambda: np.empty((0, 3), np.int64))
-    codes: Mapping[int, CodeType] = field(default_factory=dict)
 
     @cached_property
     def type_set(self) -> TypeSet:

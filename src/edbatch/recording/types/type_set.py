@@ -40,6 +40,7 @@ class NodeType:
     by itself (`kernel.enclosed`).
     per_row: for each output, whether it has as many rows as the node reads; else it is a single row.
     is_view: in torch the results would share memory with the first operand, although the kernel does not say so.
+    is_marked: the user has marked the cell, so it is never a part of a larger one.
     """
 
     name: str
@@ -49,6 +50,7 @@ class NodeType:
     shared: tuple[torch.Tensor, ...] = ()
     per_row: tuple[bool, ...] = ()
     is_view: bool = False
+    is_marked: bool = False
 
     @property
     def can_differentiate(self) -> Mask:
