@@ -12,7 +12,7 @@ from edbatch.batched import Batched
 from edbatch.switches import ALL_ON, Switches
 from test_equal import assert_equal, gradients, tensors
 
-SWITCHES = ["hoist", "stack_weights", "batch_inside", "plan_memory", "order_batches", "defer_gradients"]
+SWITCHES = ["find_cells", "hoist", "stack_weights", "batch_inside", "plan_memory", "order_batches", "defer_gradients"]
 CASES = {case.name: case for case in zoo.CASES}
 NAMES = ["binary TreeLSTM", "lattice", "tagger", "attention"]
 

@@ -14,6 +14,7 @@ are never part of a larger one, and cells that are rare stay apart: each takes t
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -148,7 +149,7 @@ class FoundCells:
         members, starts = loops.members_of_spans(
             spans, candidates, types, flat.nodes.args, flat.begins, flat.is_sum, flat.sums, home, is_loose
         )
-        groups, found = self._kinds(flat, members, starts, spans[candidates, 1] - 1)
+        groups, found = self._kinds(flat, members, starts, spans[candidates, 1] - 1, spans[candidates, 2])
         return groups.only(loops.choose(spans[candidates], groups.kind)), found
 
     def _judge(self, flat: _Flat, forms: NDArray[np.uint64], most: Ints, is_recursive: Bools) -> Bools:
@@ -185,13 +186,14 @@ class FoundCells:
         root = loops.grow(colour, is_root, example, refs, *flat.nodes, MAX_NODES)
         self._roots.update(sites[is_root & ~was_root].tolist())
         members, starts = loops.groups_of(root)
-        groups, found = self._kinds(flat, members, starts, members[starts[1:] - 1], first)
+        roots = members[starts[1:] - 1]
+        groups, found = self._kinds(flat, members, starts, roots, flat.sites[roots] >> 32, first)
         return groups.only(np.flatnonzero(groups.kind >= 0)), found
 
     def _kinds(
-        self, flat: _Flat, members: Ints, starts: Ints, anchors: Ints, first: int = 0
+        self, flat: _Flat, members: Ints, starts: Ints, anchors: Ints, codes: Ints, first: int = 0
     ) -> tuple[_Groups, list[Composition]]:
-        """The groups with the number of their cell, counted from `first`, or -1; and these cells."""
+        """The groups with the number of their cell, counted from `first`, or -1; and these cells, called by `codes`."""
         kind = np.full(len(anchors), -1, np.int64)
         groups = _Groups(members, starts, anchors, kind)
         if not len(anchors):
@@ -199,24 +201,30 @@ class FoundCells:
         hashes = flat.loops.hash_groups(members, starts, *flat.nodes)
         number, models = flat.loops.numbered(hashes, hashes, hashes != 0)
         is_equal = flat.loops.are_equal(members, starts, models[number], *flat.nodes) & (number >= 0)
-        counts = np.bincount(number[is_equal], minlength=len(models))
+        counts = np.bincount(number[is_equal], minlength=len(models)).tolist()
+        made = [compose(flat.recording, flat.begins, members[starts[g] : starts[g + 1]]) for g in models.tolist()]
+        calls: Counter[Hashable] = Counter()  # of compositions that differ in shared tensors alone
+        for composition, count in zip(made, counts, strict=True):
+            if composition is not None:
+                calls[composition.likeness] += count
         found: list[Composition] = []
         kinds = np.full(len(models), -1, np.int64)
-        for i, (g, count) in enumerate(zip(models.tolist(), counts.tolist(), strict=True)):
-            made = compose(flat.recording, flat.begins, members[starts[g] : starts[g + 1]])
-            cell = None if made is None else self._cell(made, int(flat.sites[anchors[g]]), count >= MIN_CALLS)
-            if made is not None and cell is not None:
+        for i, (composition, code) in enumerate(zip(made, codes[models].tolist(), strict=True)):
+            if composition is None:
+                continue
+            cell = self._cell(composition, code, calls[composition.likeness] >= MIN_CALLS)
+            if cell is not None:
                 kinds[i] = first + len(found)
-                found.append(made._replace(cell=cell))
+                found.append(composition._replace(cell=cell))
         kind[is_equal] = kinds[number[is_equal]]
         return groups, found
 
-    def _cell(self, made: Composition, site: int, is_often: bool) -> FoundCell | None:
+    def _cell(self, made: Composition, number: int, is_often: bool) -> FoundCell | None:
         cell = self._cells.get(made.key)
         if cell is None and is_often:
             if len(self._cells) >= MAX_CELLS:
                 del self._cells[next(iter(self._cells))]
-            code = next(code for code, number in self.codes.items() if number == site >> 32)
+            code = next(code for code, n in self.codes.items() if n == number)
             cell = self._cells[made.key] = FoundCell(made, name_of(code, made.names))
         return None if cell is None or cell.is_refused else cell
 

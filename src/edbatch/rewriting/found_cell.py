@@ -58,6 +58,11 @@ class Composition(NamedTuple):
         return tuple([(id(m.kernel), m.reads, m.shared) for m in self.members]), self.slots, self.rows
 
     @property
+    def likeness(self) -> Hashable:
+        """The same for compositions that differ only in the kernels and shared tensors of their members."""
+        return tuple([(m.kernel.outputs, m.reads) for m in self.members]), self.slots, self.rows
+
+    @property
     def values(self) -> list[Value]:
         """All that the members compute."""
         return [Value(i, k) for i, m in enumerate(self.members) for k in range(len(m.kernel.outputs))]

@@ -21,7 +21,7 @@ from torch import nn
 
 from edbatch.errors import RecordingError
 from edbatch.torch_insides.modes import DisableTorchFunction
-from edbatch.torch_insides.modules import children_in
+from edbatch.torch_insides.modules import children_in, remove_forward_pre_hook
 from edbatch.torch_state.modules import modules_of, parameters_of
 
 if TYPE_CHECKING:
@@ -103,6 +103,12 @@ def _mark(module: nn.Module, options: CellOptions) -> None:
     if MARK not in module.__dict__:
         module.register_forward_pre_hook(numbers_to_tensors, prepend=True, with_kwargs=True)
     module.__dict__[MARK] = options
+
+
+def unmark(module: nn.Module) -> None:
+    """Take the mark off a module, if it has one."""
+    if module.__dict__.pop(MARK, None) is not None:
+        remove_forward_pre_hook(module, numbers_to_tensors)
 
 
 def _mark_class(cls: type[nn.Module], options: CellOptions) -> type[nn.Module]:
