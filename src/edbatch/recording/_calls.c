@@ -158,11 +158,12 @@ typedef struct {
 
 typedef struct {
     PyObject *frame; /* of a function that has not returned, or of one that has recorded the last node */
+    PyObject *instructions; /* bytes */
     long long begin, code;
 } Open;
 
 typedef struct {
-    PyObject *code;
+    PyObject *code, *instructions;
     long long number;
 } Numbered;
 
@@ -241,18 +242,32 @@ static long long look_up_code(KnownCalls *self, PyCodeObject *code) {
     return found;
 }
 
-static long long number_of_code(KnownCalls *self, PyFrameObject *frame) {
+/* What is known of the code of a frame; NULL for an error. */
+static Numbered *code_of(KnownCalls *self, PyFrameObject *frame) {
     PyCodeObject *code = PyFrame_GetCode(frame);
     Numbered *place = &self->numbered[((size_t)code >> 5) % NUMBERED];
     if (place->code == (PyObject *)code) {
         Py_DECREF(code);
-        return place->number;
+        return place;
     }
-    long long number = look_up_code(self, code);
-    Py_XSETREF(place->code, (PyObject *)code);
-    place->number = number;
-    if (number == ERROR) Py_CLEAR(place->code);
-    return number;
+    Py_CLEAR(place->code);
+    place->number = look_up_code(self, code);
+    Py_XSETREF(place->instructions, place->number >= 0 ? PyCode_GetCode(code) : Py_NewRef(Py_None));
+    if (place->number == ERROR || place->instructions == NULL) {
+        Py_DECREF(code);
+        return NULL;
+    }
+    place->code = (PyObject *)code;
+    return place;
+}
+
+/* The offset of the instruction that a frame executes. The interpreter may stand on the entries of a cache behind it,
+which are zeros; where exactly depends on how often it has been executed. */
+static long long offset_of_instruction(Open *top) {
+    const char *instructions = PyBytes_AS_STRING(top->instructions);
+    long long at = PyFrame_GetLasti((PyFrameObject *)top->frame);
+    while (at > 0 && instructions[at] == 0) at -= 2;
+    return at;
 }
 
 /* Close the spans of all frames above a depth. */
@@ -263,28 +278,26 @@ static int close_spans(KnownCalls *self, Py_ssize_t depth) {
         if (span[1] - span[0] > 1 && numbers_push(self->spans, span, 3) < 0) return -1;
         self->depth--;
         Py_CLEAR(top->frame);
+        Py_CLEAR(top->instructions);
     }
     return 0;
 }
 
 /* Let the stack `open` be the user's functions that run now, up to the frame that is given. */
 static int note_calls(KnownCalls *self, PyFrameObject *frame) {
-    PyObject *new[MOST_OPEN];
-    long long codes[MOST_OPEN];
+    Open new[MOST_OPEN];
     Py_ssize_t count = 0, depth = 0;
     int failed = 0;
     frame = (PyFrameObject *)Py_NewRef(frame);
     while (frame != NULL && !failed) {
-        long long number = number_of_code(self, frame);
-        failed = number == ERROR;
-        if (number >= 0) {
+        Numbered *known = code_of(self, frame);
+        failed = known == NULL;
+        if (known != NULL && known->number >= 0) {
             for (depth = self->depth; depth > 0 && self->open[depth - 1].frame != (PyObject *)frame; depth--) continue;
             if (depth > 0) break;
             self->is_lost |= count == MOST_OPEN;
-            if (!self->is_lost) {
-                new[count] = Py_NewRef(frame);
-                codes[count++] = number;
-            }
+            if (!self->is_lost)
+                new[count++] = (Open){Py_NewRef(frame), Py_NewRef(known->instructions), self->types->size, known->number};
         }
         PyFrameObject *caller = (PyObject *)frame == self->base ? NULL : PyFrame_GetBack(frame);
         Py_DECREF(frame);
@@ -294,11 +307,13 @@ static int note_calls(KnownCalls *self, PyFrameObject *frame) {
     failed = failed || close_spans(self, depth) < 0;
     self->is_lost |= self->depth + count > MOST_OPEN;
     while (count > 0) {
-        PyObject *callee = new[--count];
-        if (!failed && !self->is_lost)
-            self->open[self->depth++] = (Open){callee, self->types->size, codes[count]};
-        else
-            Py_DECREF(callee);
+        Open *callee = &new[--count];
+        if (!failed && !self->is_lost) {
+            self->open[self->depth++] = *callee;
+        } else {
+            Py_DECREF(callee->frame);
+            Py_DECREF(callee->instructions);
+        }
     }
     return failed ? -1 : 0;
 }
@@ -312,7 +327,7 @@ static int enter(KnownCalls *self) {
     if (!is_same && note_calls(self, frame) < 0) return -1;
     if (self->depth == 0 || self->is_lost) return 0;
     Open *top = &self->open[self->depth - 1];
-    long long site = (top->code << REF_BITS) + PyFrame_GetLasti((PyFrameObject *)top->frame), other = OTHER;
+    long long site = (top->code << REF_BITS) + offset_of_instruction(top), other = OTHER;
     while (self->sites->size < self->types->size)
         if (numbers_push(self->sites, &other, 1) < 0) return -1;
     self->sites->size = self->types->size; /* an error may have come between a note and its node */
@@ -559,8 +574,14 @@ static int known_clear(KnownCalls *self) {
     Py_CLEAR(self->own);
     Py_CLEAR(self->codes);
     Py_CLEAR(self->base);
-    while (self->depth > 0) Py_CLEAR(self->open[--self->depth].frame);
-    for (Py_ssize_t i = 0; i < NUMBERED; i++) Py_CLEAR(self->numbered[i].code);
+    for (; self->depth > 0; self->depth--) {
+        Py_CLEAR(self->open[self->depth - 1].frame);
+        Py_CLEAR(self->open[self->depth - 1].instructions);
+    }
+    for (Py_ssize_t i = 0; i < NUMBERED; i++) {
+        Py_CLEAR(self->numbered[i].code);
+        Py_CLEAR(self->numbered[i].instructions);
+    }
     return 0;
 }
 

@@ -18,13 +18,14 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import chain, count
 from types import CodeType
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from edbatch.layout.layout import Ints, Slot
+from edbatch.layout.layout import REF, Ints, Slot
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.rewriting.found_cell import Composition, FoundCell, can_merge, compose, name_of
@@ -101,7 +102,7 @@ class FoundCells:
             refs: the values that are results.
         """
         flat = _Flat(recording)
-        if not len(recording.sites) or not flat.can_merge[~flat.is_sum].any():
+        if not len(recording.sites) or flat.can_merge.sum() < 2 or not flat.can_merge[~flat.is_sum].any():
             return None
         with self._lock:
             while True:
@@ -149,7 +150,8 @@ class FoundCells:
         members, starts = loops.members_of_spans(
             spans, candidates, types, flat.nodes.args, flat.begins, flat.is_sum, flat.sums, home, is_loose
         )
-        groups, found = self._kinds(flat, members, starts, spans[candidates, 1] - 1, spans[candidates, 2])
+        places = spans[candidates, 2] << 32
+        groups, found = self._kinds(flat, members, starts, spans[candidates, 1] - 1, places)
         return groups.only(loops.choose(spans[candidates], groups.kind)), found
 
     def _judge(self, flat: _Flat, forms: NDArray[np.uint64], most: Ints, is_recursive: Bools) -> Bools:
@@ -183,23 +185,26 @@ class FoundCells:
         was_root = np.array([site in self._roots for site in sites.tolist()], np.bool_)
         is_root = was_root.copy()
         example = np.searchsorted(flat.recording.starts, np.arange(len(types)), "right")
-        root = loops.grow(colour, is_root, example, refs, *flat.nodes, MAX_NODES)
+        loops.refuse(colour, is_root, example, refs, *flat.nodes)
+        root = loops.grow(colour, is_root, *flat.nodes)
         self._roots.update(sites[is_root & ~was_root].tolist())
-        members, starts = loops.groups_of(root)
+        members, starts = loops.groups_of(root, MAX_NODES)
         roots = members[starts[1:] - 1]
-        groups, found = self._kinds(flat, members, starts, roots, flat.sites[roots] >> 32, first)
+        groups, found = self._kinds(flat, members, starts, roots, flat.sites[roots], first)
         return groups.only(np.flatnonzero(groups.kind >= 0)), found
 
     def _kinds(
-        self, flat: _Flat, members: Ints, starts: Ints, anchors: Ints, codes: Ints, first: int = 0
+        self, flat: _Flat, members: Ints, starts: Ints, anchors: Ints, places: Ints, first: int = 0
     ) -> tuple[_Groups, list[Composition]]:
-        """The groups with the number of their cell, counted from `first`, or -1; and these cells, called by `codes`."""
+        """The groups with the number of their cell, counted from `first`, or -1; and these cells, called by `places`."""
         kind = np.full(len(anchors), -1, np.int64)
         groups = _Groups(members, starts, anchors, kind)
         if not len(anchors):
             return groups, []
         hashes = flat.loops.hash_groups(members, starts, *flat.nodes)
-        number, models = flat.loops.numbered(hashes, hashes, hashes != 0)
+        number, models = flat.loops.numbered(hashes.view(np.int64), hashes.view(np.int64), hashes != 0)
+        if not len(models):
+            return groups, []
         is_equal = flat.loops.are_equal(members, starts, models[number], *flat.nodes) & (number >= 0)
         counts = np.bincount(number[is_equal], minlength=len(models)).tolist()
         made = [compose(flat.recording, flat.begins, members[starts[g] : starts[g + 1]]) for g in models.tolist()]
@@ -209,23 +214,23 @@ class FoundCells:
                 calls[composition.likeness] += count
         found: list[Composition] = []
         kinds = np.full(len(models), -1, np.int64)
-        for i, (composition, code) in enumerate(zip(made, codes[models].tolist(), strict=True)):
+        for i, (composition, place) in enumerate(zip(made, places[models].tolist(), strict=True)):
             if composition is None:
                 continue
-            cell = self._cell(composition, code, calls[composition.likeness] >= MIN_CALLS)
+            cell = self._cell(composition, place, calls[composition.likeness] >= MIN_CALLS)
             if cell is not None:
                 kinds[i] = first + len(found)
                 found.append(composition._replace(cell=cell))
         kind[is_equal] = kinds[number[is_equal]]
         return groups, found
 
-    def _cell(self, made: Composition, number: int, is_often: bool) -> FoundCell | None:
+    def _cell(self, made: Composition, site: int, is_often: bool) -> FoundCell | None:
         cell = self._cells.get(made.key)
         if cell is None and is_often:
             if len(self._cells) >= MAX_CELLS:
                 del self._cells[next(iter(self._cells))]
-            code = next(code for code, n in self.codes.items() if n == number)
-            cell = self._cells[made.key] = FoundCell(made, name_of(code, made.names))
+            code = next(code for code, number in self.codes.items() if number == site >> 32)
+            cell = self._cells[made.key] = FoundCell(made, name_of(code, site % REF, made))
         return None if cell is None or cell.is_refused else cell
 
 
@@ -256,12 +261,25 @@ def _apply(flat: _Flat, groups: _Groups, found: Sequence[Composition], refs: Int
         np.cumsum(is_left) - 1, output_of, group_of, value_of, *nodes,
     )  # fmt: skip
     types = [t for t, taken in zip(types, is_taken, strict=True) if taken]
+    types = _with_names(types, [recording.node_types[t].name for t in kept])
     merged = replace(
         recording, types=new_types, args=args, node_types=(*[recording.node_types[t] for t in kept], *types),
         starts=before[recording.starts], sites=np.empty(0, np.int64), spans=np.empty((0, 3), np.int64),
     )  # fmt: skip
     keys = [key for key, taken in zip(keys, is_taken, strict=True) if taken]
     return Merged(merged, Moved(group_of, value_of, output_of, node_of), kept, keys)
+
+
+def _with_names(types: list[NodeType], given: list[str]) -> list[NodeType]:
+    """The types, numbered where they have the same name: only their order tells them apart."""
+    known = set(given)
+    found = []
+    for t in types:
+        numbers = chain((t.name,), (f"{t.name} #{n}" for n in count(2)))
+        name = next(name for name in numbers if name not in known)
+        known.add(name)
+        found.append(t if name == t.name else replace(t, name=name))
+    return found
 
 
 class _Nodes(NamedTuple):

@@ -275,51 +275,67 @@ def _place(table, keys, others, first, n):
 
 
 @loop
-def grow(colour, is_root, example, refs, types, args, begins, slot_starts, slot_kinds, most_nodes):
-    """Groups of nodes, each the *root* with producers that nothing outside of the group reads.
-
-    Nodes of a colour are roots, or all of them belong to roots of one other colour, one to each: so all groups that
-    begin with a colour have the same members.
+def refuse(colour, is_root, example, refs, types, args, begins, slot_starts, slot_kinds):
+    """Note in `is_root` the colours whose values are not always read in the same way: by nodes of the same colours in
+    the same places, one for each of its nodes, and nowhere else.
 
     Args:
-        colour: of each node, -1 if it can be in no group.
-        is_root: for each colour whether its nodes are roots; those that turn out to be are added.
-        example: of each node. refs: the values that are results.
+        colour: of each node, -1 if it can be in no group. example: of each node. refs: the values that are results.
+    """
+    count = np.zeros(len(is_root), np.int64)
+    for n in range(len(types)):
+        if colour[n] >= 0:
+            count[colour[n]] += 1
+    readers = np.zeros(len(types), np.uint64)  # of each node: a number for all that read it and where
+    for ref in refs:
+        if ref >= 0 and colour[ref & MASK] >= 0:
+            is_root[colour[ref & MASK]] = True
+    for n in range(len(types)):
+        at = begins[n]
+        for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
+            first, at = entries(slot_kinds[s], args, at)
+            if slot_kinds[s] == DATA:
+                continue
+            for e in range(first, at):
+                p = args[e] & MASK
+                if args[e] < 0 or colour[p] < 0:
+                    continue
+                if colour[n] < 0 or example[n] != example[p] or count[colour[n]] != count[colour[p]]:
+                    is_root[colour[p]] = True
+                else:
+                    place = mixed(mixed(np.uint64(colour[n]), e - begins[n]), args[e] >> 32)
+                    readers[p] += mixed(place, np.int64(1))
+    known = np.zeros(len(is_root), np.uint64)
+    for n in range(len(types)):
+        c = colour[n]
+        if c >= 0:
+            if known[c] == 0:
+                known[c] = readers[n]
+            is_root[c] |= readers[n] == 0 or readers[n] != known[c]
+
+
+@loop
+def grow(colour, is_root, types, args, begins, slot_starts, slot_kinds):
+    """Groups of nodes, each a *root* and the producers that nothing else reads.
+
+    Args:
+        is_root: for each colour whether its nodes are roots. Those are added whose nodes are read by several groups.
 
     Returns:
         For each node its root, -1 if it has none.
     """
-    num_colours = len(is_root)
-    count, root_colour = np.zeros(num_colours, np.int64), np.empty(num_colours, np.int64)
-    for n in range(len(types)):
-        if colour[n] >= 0:
-            count[colour[n]] += 1
-    root, size = np.empty(len(types), np.int64), np.empty(len(types), np.int64)
+    root = np.empty(len(types), np.int64)
     while True:
-        root[:], size[:], root_colour[:] = -1, 1, -1  # of a producer: the root of its readers, -2 if there are several
-        for ref in refs:
-            if ref >= 0:
-                root[ref & MASK] = -2
+        root[:] = -1  # of a producer: the root of its readers, -2 if there are several
         is_done = True
         for n in range(len(types) - 1, -1, -1):
             c = colour[n]
-            if c >= 0:
-                own = root[n]
-                joins = not is_root[c] and own >= 0 and example[own] == example[n] and size[own] < most_nodes
-                if joins:
-                    size[own] += 1
-                else:
-                    own = np.int64(n)
-                    if not is_root[c]:
-                        is_root[c], is_done = True, False
-                root[n] = own
-                if root_colour[c] == -1:
-                    root_colour[c] = colour[own]
-                elif root_colour[c] != colour[own] and not is_root[c]:
-                    is_root[c], is_done = True, False
-            else:
-                own = np.int64(-2)
-                root[n] = -1
+            if c < 0:
+                continue
+            if not is_root[c] and root[n] < 0:
+                is_root[c], is_done = True, False
+            own = np.int64(n) if is_root[c] else root[n]
+            root[n] = own
             at = begins[n]
             for s in range(slot_starts[types[n]], slot_starts[types[n] + 1]):
                 first, at = entries(slot_kinds[s], args, at)
@@ -329,23 +345,23 @@ def grow(colour, is_root, example, refs, types, args, begins, slot_starts, slot_
                     if args[e] >= 0:
                         p = args[e] & MASK
                         root[p] = own if root[p] == -1 or root[p] == own else np.int64(-2)
-        for c in range(num_colours):
-            if not is_root[c] and count[c] != count[root_colour[c]]:
-                is_root[c], is_done = True, False
         if is_done:
+            for n in range(len(types)):
+                if colour[n] < 0:
+                    root[n] = -1
             return root
 
 
 @loop
-def groups_of(root):
-    """The members of each group of more than one node."""
+def groups_of(root, most_nodes):
+    """The members of each group of more than one node, and of at most so many."""
     size = np.zeros(len(root), np.int64)
     for n in range(len(root)):
         if root[n] >= 0:
             size[root[n]] += 1
     number, starts, count, total = np.full(len(root), -1, np.int64), np.zeros(len(root) + 1, np.int64), 0, 0
     for n in range(len(root)):
-        if size[n] > 1:
+        if 1 < size[n] <= most_nodes:
             number[n] = count
             total += size[n]
             count += 1

@@ -18,6 +18,7 @@ from edbatch.cells.compiled import CompiledCell, compile_cell
 from edbatch.cells.kernel import Kernel
 from edbatch.cells.segments import SegmentKernel
 from edbatch.layout.layout import REF, Ints, Slot
+from edbatch.recording.calls.names import operands_in_words
 from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec, is_tensor
@@ -202,13 +203,21 @@ class _Composing(NamedTuple):
         return tuple([self.place_of[id(tensor)] for tensor in tensors])
 
 
-def name_of(code: CodeType, names: Sequence[str]) -> str:
-    """A name that is the same in other processes: the module whose parts are called, the function and its line."""
-    called = [name.partition("(")[0] for name in names]
+def name_of(code: CodeType, instruction: int, made: Composition) -> str:
+    """A name that is the same in other processes: the module whose parts are called, the function, what is read, and
+    the line. Of a part of a function, which ends with some instruction, also what is called there.
+
+    Args:
+        instruction: its offset in the code; 0 stands for the whole function.
+    """
+    called = [name.partition("(")[0] for name in made.names]
     paths = [c.split(".") for c in called if c.replace(".", "").isalnum() and c.partition(".")[0] not in _OF_TORCH]
     path = ".".join(os.path.commonprefix([p[:-1] for p in paths])) if paths else ""
-    place = f"{code.co_qualname}, {os.path.basename(code.co_filename)}:{code.co_firstlineno}"
-    return f"{path}: {place}" if path else place
+    call = f"{code.co_qualname}({operands_in_words(made.rows, made.slots)})"
+    lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end)
+    place = f"{os.path.basename(code.co_filename)}:{next(lines, None) or code.co_firstlineno}"
+    name = f"{called[-1]} in {call}, {place}" if instruction else f"{call}, {place}"
+    return f"{path}: {name}" if path else name
 
 
 def _in_one_context(kernels: Sequence[Kernel]) -> bool:
