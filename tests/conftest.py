@@ -42,6 +42,12 @@ def double():
     torch.set_default_dtype(before)
 
 
+@pytest.fixture
+def as_recorded(monkeypatch):
+    """No cells are found: every op that is recorded stays a node."""
+    monkeypatch.setattr(pipeline.Pipeline, "_find_cells", lambda *args: None)
+
+
 class NoFallback:
     """Kernels that cannot be made are an error in tests, not a warning."""
 

@@ -14,7 +14,10 @@ from edbatch.runtime.operands import Operands
 from edbatch.switches import ALL_ON, Switches
 from test_equal import assert_equal, gradients, tensors
 
-SWITCHES = ["hoist", "stack_weights", "batch_inside", "plan_memory", "move_rows", "order_batches", "defer_gradients"]
+SWITCHES = [
+    "find_cells", "hoist", "stack_weights", "batch_inside", "plan_memory", "move_rows", "order_batches",
+    "may_run_alone", "defer_gradients",
+]  # fmt: skip
 CASES = {case.name: case for case in zoo.CASES}
 NAMES = ["binary TreeLSTM", "lattice", "tagger", "attention"]
 

@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from edbatch.cells.kernel import Kernel
 from edbatch.errors import BatchError, LeakedValueError
+from edbatch.layout.layout import Ints
 from edbatch.paying import Estimate, Ways, estimate
 from edbatch.recording.calls.names import Names
 from edbatch.recording.interception import Shortcuts, recording
@@ -40,6 +41,7 @@ from edbatch.recording.values.refusals import explained, refuse_tangents
 from edbatch.replay.example_recorder import PieceRecorder
 from edbatch.replay.joining import join
 from edbatch.replay.known_examples import LEAVES_VALUES, KnownExamples
+from edbatch.rewriting.find_cells import FoundCells, Merged
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
@@ -76,6 +78,7 @@ class Pipeline:
         self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
         self.type_sets = TypeSets()
+        self.found = FoundCells()
         self.pool = Pool()
         self.ways = Ways()
         self.switches = switches
@@ -165,15 +168,23 @@ class Pipeline:
 
     def _record_all(self, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         recorder = Recorder(*self._surroundings(keywords))
-        return recording(recorder, self.shortcuts, self._recorded, recorder, examples, keywords)
+        every = range(len(examples))
+        results, kept = recording(recorder, self.shortcuts, self._recorded, recorder, examples, every, keywords)
+        return self._finished(recorder, results, kept)
 
-    def _recorded(self, recorder: Recorder, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
-        results = self._run(recorder, examples, range(len(examples)), keywords)
-        return self._finished(recorder, results, survivors(recorder))
+    def _recorded(self, recorder: Recorder, *args: Any) -> tuple[Results, list[Any]]:
+        results = self._run(recorder, *args)
+        return results, survivors(recorder)
 
     def _finished(self, recorder: Recorder, results: Results, kept: list[Any]) -> tuple[Recording, Results]:
         results = with_kept(results, recorder, kept) if kept else results
-        return replace(recorder.finish(), type_sets=self.type_sets), results
+        recorded = replace(recorder.finish(), type_sets=self.type_sets)
+        merged = self._find_cells(recorded, results.refs)
+        return (recorded, results) if merged is None else (merged.recording, results.moved(merged.moved.refs))
+
+    def _find_cells(self, recorded: Recording, results: Ints) -> Merged | None:
+        """The recording with the cells that nobody marked; None if there are none."""
+        return self.found.merge(recorded, results) if self.switches.find_cells else None
 
     def _record_unknown(
         self, known: KnownExamples, examples: list[Any], keywords: dict[str, Any]
@@ -186,7 +197,7 @@ class Pipeline:
             recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
             try:
                 results, kept = recording(
-                    recorder, self.shortcuts, self._recorded_alone, recorder, examples, call.unknown, keywords
+                    recorder, self.shortcuts, self._recorded, recorder, examples, call.unknown, keywords
                 )
             except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
                 if len(call.unknown) == len(examples):
@@ -195,21 +206,18 @@ class Pipeline:
                 return None
             if kept:
                 known.give_up(LEAVES_VALUES)
-            if kept or not known.take(call, recorder, examples):
+            if kept or not known.take(call, recorder, examples, self._find_cells):
                 all_recorded = len(call.unknown) == len(examples)
                 return self._finished(recorder, results, kept) if all_recorded else None
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
 
-    def _recorded_alone(self, recorder: Recorder, *args: Any) -> tuple[Results, list[Any]]:
-        results = self._run(recorder, *args)
-        return results, survivors(recorder)
-
-    def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
+    def _surroundings(self, keywords: dict[str, Any]) -> tuple[Any, ...]:
         """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
         modules = [] if self.root is None else modules_of([self.root])
         device, shared = _device(parameters_of(modules)), buffers_of(modules)
         shared += [leaf for leaf in pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
-        return self.kernels, Names(self.paths, keywords, device), device, shared
+        codes = self.found.codes if self.switches.find_cells else None
+        return self.kernels, Names(self.paths, keywords, device), device, shared, codes
 
     def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> Results:
         outputs = []

@@ -14,6 +14,7 @@ class Switches:
     """What is on.
 
     compile: cells run as fused kernels, where possible. exact_math: with torch's own tanh, exp, … in them.
+    find_cells: calls of functions that record the same again and again become one node each.
     hoist: what need not wait for a recurrence runs ahead of it.
     stack_weights: products of one operand become one, and so do the gradients of their weights.
     batch_inside: ops of a cell that are alike run as one call, where it runs as torch ops.
@@ -26,6 +27,7 @@ class Switches:
 
     compile: bool = True
     exact_math: bool = False
+    find_cells: bool = True
     hoist: bool = True
     stack_weights: bool = True
     batch_inside: bool = True

@@ -103,6 +103,7 @@ MORE_FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", MORE_FUNCTIONS)
+@pytest.mark.usefixtures("as_recorded")
 def test_functions_of_known_signatures_are_recorded_alike(name, monkeypatch):
     function, signatures = MORE_FUNCTIONS[name], []
     original = Recorder._record

@@ -1,5 +1,6 @@
 """What goes in and comes out: columns, shared keywords, every way to put results together, batches inside batches."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -71,6 +72,7 @@ def test_results_that_are_not_lazy():
     assert torch.equal(ours[3], X)
 
 
+@pytest.mark.usefixtures("as_recorded")
 def test_nested_batch():
     inner = edbatch.batch(lambda x, y: torch.tanh(x + y))
 

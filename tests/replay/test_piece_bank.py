@@ -6,6 +6,7 @@ import threading
 import weakref
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,6 +40,7 @@ def batch_known(**options):
 
 @settings(max_examples=25)
 @given(st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=5), min_size=2, max_size=8), st.integers(1, 6))
+@pytest.mark.usefixtures("as_recorded")
 def test_pieces_come_and_go(batches, room):
     """Whatever was dropped meanwhile, mini-batches are as if recorded anew."""
     plain, known = batch(), batch_known()

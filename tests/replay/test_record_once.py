@@ -25,6 +25,7 @@ from edbatch.workloads import WORKLOADS
 
 
 @pytest.mark.parametrize("case", zoo.CASES, ids=lambda c: c.name)
+@pytest.mark.usefixtures("as_recorded")
 def test_zoo(case):
     model, columns = zoo.make(case)
     numbers = {id(x): i for i, x in enumerate(columns[-1])}
@@ -45,6 +46,7 @@ def test_workloads(name):
     ),
     st.lists(st.lists(st.integers(0, 5), min_size=1, max_size=6, unique=True), min_size=1, max_size=4),
 )
+@pytest.mark.usefixtures("as_recorded")
 def test_any_mini_batches(case, batches):
     """Known and unknown examples in any order give the recording of all of them."""
     model, columns = zoo.make(case)
@@ -134,6 +136,7 @@ def test_a_value_of_a_known_example_that_leaked():
 # ---- results
 
 
+@pytest.mark.usefixtures("as_recorded")
 def test_results_of_other_kinds():
     def function(x, steps):
         COUNT.append(0)

@@ -23,6 +23,7 @@ from edbatch.workloads import Workload
 
 EVERYTHING, AGAIN, RECORDING = "everything", "everything, again", "key="
 FUSED: dict[str, tuple[str, ...]] = {
+    "found cells": ("find_cells",),
     "hoisting": ("hoist",),
     "stacked weights": ("stack_weights",),
     "order inside batches": ("order_batches",),

@@ -118,6 +118,11 @@ class CompiledCell:
         with DisableTorchFunction():
             return all(map(operator.eq, map(_likeness, self.enclosed), self.enclosed_as))
 
+    @cached_property
+    def likeness(self) -> int:
+        """A number that cells share which differ in their shared tensors alone."""
+        return hash(str(self.body.head()))
+
     def unflatten(self, values: Sequence[Any]) -> Any:
         """The function's own result tree with `values` for its tensors; constants as they were at capture."""
         given = iter(values)

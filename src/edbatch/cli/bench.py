@@ -265,6 +265,35 @@ def bench_floor(
         show_measured(benchmark, json, lambda: benchmark.run(settings, data))
 
 
+@bench.command("unmarked")
+def bench_unmarked(
+    workload: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="WORKLOAD",
+            help="Some that `edbatch workloads` lists.",
+            show_default="tree-lstm lattice-lstm bilstm-tagger module-net",
+        ),
+    ] = None,
+    batch_size: BatchSize = 32,
+    hidden: HiddenOfWorkloads = 128,
+    rounds: Annotated[int, number("Rounds in which every contender runs once; at least 10.")] = 30,
+    threads: Threads = None,
+    data: Folder = None,
+    json: Json = None,
+) -> None:
+    """Models with their marks taken off against marked ones: recording and with keys, inference and training.
+
+    Example: `edbatch bench unmarked tree-lstm --batch-size 64 --threads 2`
+    """
+    with clear_errors():
+        from edbatch.bench import unmarked as benchmark
+
+        settings = benchmark.Settings(tuple(workload or ()), batch_size, hidden, rounds, threads)
+        settings.check()
+        show_measured(benchmark, json, lambda: benchmark.run(settings, data))
+
+
 @bench.command("ablations")
 def bench_ablations(
     workload: Annotated[
@@ -290,7 +319,7 @@ def bench_ablations(
     json: Json = None,
     markdown: Markdown = None,
 ) -> None:
-    """What each rewrite buys: hoisting, stacked weights, order inside batches, deferred gradients, keys.
+    """What each rewrite buys: found cells, hoisting, stacked weights, order inside batches, deferred gradients, keys.
 
     Example: `edbatch bench ablations lattice-lstm --mode train --threads 2`
     """

@@ -12,7 +12,7 @@ its outputs. Any other call goes on to Python. Without a C compiler all calls do
 #include <stddef.h>
 #include <structmember.h>
 
-enum { MOST_PARTS = 64, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, ERROR = -2 };
+enum { MOST_PARTS = 64, MOST_OPEN = 1024, NUMBERED = 256, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, OTHER = -1, ERROR = -2 };
 
 /* ---- Numbers: a growing array of 64-bit integers, which is read as a buffer */
 
@@ -182,12 +182,24 @@ typedef struct Signature {
     PyObject *entry;  /* the Entry of the node's type */
     PyObject *kinds;  /* the kinds of its outputs, if they are one value or a plain tuple of values; else NULL */
     long long type;   /* the number of its type */
+    int is_marked;    /* the user has marked the cell */
 } Signature;
 
 typedef struct {
     Py_ssize_t count;
     Signature signatures[MOST_SIGNATURES];
 } Signatures; /* of one module; the garbage collector does not see their references to the recorder: see forget */
+
+typedef struct {
+    PyObject *frame; /* of a function that has not returned, or of one that has recorded the last node */
+    PyObject *instructions; /* bytes */
+    long long begin, code;
+} Open;
+
+typedef struct {
+    PyObject *code, *instructions;
+    long long number;
+} Numbered;
 
 typedef struct {
     PyObject_HEAD
@@ -197,6 +209,15 @@ typedef struct {
     PyObject *outside;    /* id(tensor) -> the lazy value of a tensor that was used before */
     Numbers *types, *args;
     PyObject *modules; /* module -> capsule of Signatures; None for a module that is no cell */
+    PyObject *codes;   /* code -> its number, OTHER if it is not the user's; NULL: nobody asks which function records */
+    PyObject *own;     /* the folders whose functions are not the user's: a tuple of prefixes of file names */
+    Numbered numbered[NUMBERED]; /* the same for some codes, by their addresses: codes take long to hash */
+    Numbers *sites;    /* of each node the instruction that has recorded it: (code << 32) + offset, or OTHER */
+    Numbers *spans;    /* begin, end, code: the nodes that one call of a function of the user's has recorded */
+    Open open[MOST_OPEN];
+    Py_ssize_t depth, end; /* end: one more than the last node whose function was noted */
+    int is_lost;           /* calls are nested too deeply */
+    PyObject *base;        /* the frame in which the recording began */
 } KnownCalls;
 
 #define SLOT(value, offset) (*(PyObject **)((char *)(value) + (offset)))
@@ -231,6 +252,146 @@ static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     Py_XSETREF(self->args, (Numbers *)Py_NewRef(numbers));
     Py_XSETREF(self->modules, PyDict_New());
     return self->modules == NULL ? -1 : 0;
+}
+
+/* ---- Spans: which nodes a call of one of the user's functions has recorded
+
+Before a node is added, the Python frame that adds it is compared with the frames of the nodes before. Frames on the
+stack `open` that are not among its callers any more have returned: what they have recorded is a span. Nodes of marked
+cells are not looked at, because these are never a part of something larger. */
+
+/* The number of a code: OTHER for functions of torch and of this package, ERROR for an error. */
+static long long look_up_code(KnownCalls *self, PyCodeObject *code) {
+    PyObject *known = PyDict_GetItemWithError(self->codes, (PyObject *)code);
+    if (known != NULL) return PyLong_AsLongLong(known);
+    if (PyErr_Occurred()) return ERROR;
+    Py_ssize_t is_own = 0;
+    for (Py_ssize_t i = 0; is_own == 0 && i < PyTuple_GET_SIZE(self->own); i++)
+        is_own = PyUnicode_Tailmatch(code->co_filename, PyTuple_GET_ITEM(self->own, i), 0, PY_SSIZE_T_MAX, -1);
+    if (is_own < 0) return ERROR;
+    PyObject *number = PyLong_FromLongLong(is_own ? OTHER : (long long)PyDict_GET_SIZE(self->codes));
+    int failed = number == NULL || PyDict_SetItem(self->codes, (PyObject *)code, number) < 0;
+    long long found = failed ? ERROR : PyLong_AsLongLong(number);
+    Py_XDECREF(number);
+    return found;
+}
+
+/* What is known of the code of a frame; NULL for an error. */
+static Numbered *code_of(KnownCalls *self, PyFrameObject *frame) {
+    PyCodeObject *code = PyFrame_GetCode(frame);
+    Numbered *place = &self->numbered[((size_t)code >> 5) % NUMBERED];
+    if (place->code == (PyObject *)code) {
+        Py_DECREF(code);
+        return place;
+    }
+    Py_CLEAR(place->code);
+    place->number = look_up_code(self, code);
+    Py_XSETREF(place->instructions, place->number >= 0 ? PyCode_GetCode(code) : Py_NewRef(Py_None));
+    if (place->number == ERROR || place->instructions == NULL) {
+        Py_DECREF(code);
+        return NULL;
+    }
+    place->code = (PyObject *)code;
+    return place;
+}
+
+/* The offset of the instruction that a frame executes. The interpreter may stand on the entries of a cache behind it,
+which are zeros; where exactly depends on how often it has been executed. */
+static long long offset_of_instruction(Open *top) {
+    const char *instructions = PyBytes_AS_STRING(top->instructions);
+    long long at = PyFrame_GetLasti((PyFrameObject *)top->frame);
+    while (at > 0 && instructions[at] == 0) at -= 2;
+    return at;
+}
+
+/* Close the spans of all frames above a depth. */
+static int close_spans(KnownCalls *self, Py_ssize_t depth) {
+    while (self->depth > depth) {
+        Open *top = &self->open[self->depth - 1];
+        long long span[3] = {top->begin, self->end, top->code};
+        if (span[1] - span[0] > 1 && numbers_push(self->spans, span, 3) < 0) return -1;
+        self->depth--;
+        Py_CLEAR(top->frame);
+        Py_CLEAR(top->instructions);
+    }
+    return 0;
+}
+
+/* Let the stack `open` be the user's functions that run now, up to the frame that is given. */
+static int note_calls(KnownCalls *self, PyFrameObject *frame) {
+    Open new[MOST_OPEN];
+    Py_ssize_t count = 0, depth = 0;
+    int failed = 0;
+    frame = (PyFrameObject *)Py_NewRef(frame);
+    while (frame != NULL && !failed) {
+        Numbered *known = code_of(self, frame);
+        failed = known == NULL;
+        if (known != NULL && known->number >= 0) {
+            for (depth = self->depth; depth > 0 && self->open[depth - 1].frame != (PyObject *)frame; depth--) continue;
+            if (depth > 0) break;
+            self->is_lost |= count == MOST_OPEN;
+            if (!self->is_lost)
+                new[count++] = (Open){Py_NewRef(frame), Py_NewRef(known->instructions), self->types->size, known->number};
+        }
+        PyFrameObject *caller = (PyObject *)frame == self->base ? NULL : PyFrame_GetBack(frame);
+        Py_DECREF(frame);
+        frame = caller;
+    }
+    Py_XDECREF(frame);
+    failed = failed || close_spans(self, depth) < 0;
+    self->is_lost |= self->depth + count > MOST_OPEN;
+    while (count > 0) {
+        Open *callee = &new[--count];
+        if (!failed && !self->is_lost) {
+            self->open[self->depth++] = *callee;
+        } else {
+            Py_DECREF(callee->frame);
+            Py_DECREF(callee->instructions);
+        }
+    }
+    return failed ? -1 : 0;
+}
+
+/* Note which function is about to add a node. */
+static int enter(KnownCalls *self) {
+    if (self->codes == NULL || self->is_lost) return 0;
+    PyFrameObject *frame = PyEval_GetFrame();
+    if (frame == NULL) return 0;
+    int is_same = self->depth > 0 && self->open[self->depth - 1].frame == (PyObject *)frame;
+    if (!is_same && note_calls(self, frame) < 0) return -1;
+    if (self->depth == 0 || self->is_lost) return 0;
+    Open *top = &self->open[self->depth - 1];
+    long long site = (top->code << REF_BITS) + offset_of_instruction(top), other = OTHER;
+    while (self->sites->size < self->types->size)
+        if (numbers_push(self->sites, &other, 1) < 0) return -1;
+    self->sites->size = self->types->size; /* an error may have come between a note and its node */
+    self->end = self->types->size + 1;
+    return numbers_push(self->sites, &site, 1);
+}
+
+static PyObject *known_enter(KnownCalls *self, PyObject *nothing) {
+    return enter(self) < 0 ? NULL : Py_NewRef(Py_None);
+}
+
+/* The present frame is where a recording begins: frames around it do not count. */
+static PyObject *known_begin(KnownCalls *self, PyObject *args) {
+    PyObject *codes, *own, *sites, *spans;
+    if (!PyArg_ParseTuple(args, "O!O!O!O!", &PyDict_Type, &codes, &PyTuple_Type, &own, &NumbersType, &sites,
+                          &NumbersType, &spans))
+        return NULL;
+    Py_XSETREF(self->codes, Py_NewRef(codes));
+    Py_XSETREF(self->own, Py_NewRef(own));
+    Py_XSETREF(self->sites, (Numbers *)Py_NewRef(sites));
+    Py_XSETREF(self->spans, (Numbers *)Py_NewRef(spans));
+    Py_XSETREF(self->base, Py_XNewRef(PyEval_GetFrame()));
+    Py_RETURN_NONE;
+}
+
+static PyObject *known_end(KnownCalls *self, PyObject *nothing) {
+    int failed = close_spans(self, 0) < 0;
+    Py_CLEAR(self->base);
+    Py_CLEAR(self->codes); /* nothing is noted any more */
+    return failed ? NULL : Py_NewRef(Py_None);
 }
 
 static PyObject *one_name;
@@ -272,7 +433,8 @@ static Signatures *signatures_to_fill(KnownCalls *self, PyObject *module) {
 static PyObject *known_learn(KnownCalls *self, PyObject *args) {
     PyObject *key, *entry, *kinds;
     long long type;
-    if (!PyArg_ParseTuple(args, "O!OLO", &PyTuple_Type, &key, &entry, &type, &kinds)) return NULL;
+    int is_marked = 0;
+    if (!PyArg_ParseTuple(args, "O!OLO|p", &PyTuple_Type, &key, &entry, &type, &kinds, &is_marked)) return NULL;
     if (PyTuple_GET_SIZE(key) < 1 || PyTuple_GET_SIZE(key) > MOST_PARTS || self->modules == NULL) Py_RETURN_NONE;
     if (!is_itself_alone(PyTuple_GET_ITEM(key, 0))) Py_RETURN_NONE;
     Signatures *known = signatures_to_fill(self, PyTuple_GET_ITEM(key, 0));
@@ -287,6 +449,7 @@ static PyObject *known_learn(KnownCalls *self, PyObject *args) {
     new->entry = Py_NewRef(entry);
     new->kinds = PyTuple_Check(kinds) ? Py_NewRef(kinds) : NULL;
     new->type = type;
+    new->is_marked = is_marked;
     Py_RETURN_NONE;
 }
 
@@ -384,6 +547,7 @@ static PyObject *make_lazy(KnownCalls *self, PyObject *kind, long long ref) {
 }
 
 static PyObject *add_node(KnownCalls *self, Signature *call, const long long *numbers, Py_ssize_t count) {
+    if (!call->is_marked && enter(self) < 0) return NULL;
     long long node = self->types->size;
     if (numbers_push(self->args, numbers, count) < 0) return NULL;
     if (numbers_push(self->types, &call->type, 1) < 0) {
@@ -428,6 +592,11 @@ static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->as_value);
     Py_VISIT(self->outside);
     Py_VISIT(self->modules);
+    Py_VISIT(self->own);
+    Py_VISIT(self->codes);
+    Py_VISIT(self->base);
+    for (Py_ssize_t i = 0; i < self->depth; i++) Py_VISIT(self->open[i].frame);
+    for (Py_ssize_t i = 0; i < NUMBERED; i++) Py_VISIT(self->numbered[i].code);
     return 0;
 }
 
@@ -436,6 +605,17 @@ static int known_clear(KnownCalls *self) {
     Py_CLEAR(self->as_value);
     Py_CLEAR(self->outside);
     Py_CLEAR(self->modules);
+    Py_CLEAR(self->own);
+    Py_CLEAR(self->codes);
+    Py_CLEAR(self->base);
+    for (; self->depth > 0; self->depth--) {
+        Py_CLEAR(self->open[self->depth - 1].frame);
+        Py_CLEAR(self->open[self->depth - 1].instructions);
+    }
+    for (Py_ssize_t i = 0; i < NUMBERED; i++) {
+        Py_CLEAR(self->numbered[i].code);
+        Py_CLEAR(self->numbered[i].instructions);
+    }
     return 0;
 }
 
@@ -444,11 +624,16 @@ static void known_dealloc(KnownCalls *self) {
     known_clear(self);
     Py_CLEAR(self->types);
     Py_CLEAR(self->args);
+    Py_CLEAR(self->sites);
+    Py_CLEAR(self->spans);
     Py_TYPE(self)->tp_free((PyObject *)self);
 }
 
 static PyMethodDef known_methods[] = {
-    {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds), if there is room for it."},
+    {"begin", (PyCFunction)known_begin, METH_VARARGS, "begin(codes, own, sites, spans): note from now on which functions record."},
+    {"enter", (PyCFunction)known_enter, METH_NOARGS, "A node is about to be added: note which function does so."},
+    {"end", (PyCFunction)known_end, METH_NOARGS, "All functions have returned."},
+    {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds, is_marked=False), if there is room for it."},
     {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
     {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known holds no more."},
     {NULL},

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from types import CodeType
 from typing import Any
 
 from torch import nn
@@ -28,7 +29,10 @@ def set_no_tensor(address: int, /) -> None:
     """Set the address that C code finds in a lazy value which it takes for a tensor."""
 
 class KnownCalls:
-    """The signatures of calls of cells that one recording has seen. Such calls add nodes to `types` and `args`."""
+    """The signatures of calls of cells that one recording has seen. Such calls add nodes to `types` and `args`.
+
+    Between `begin` and `end` they also note which of the user's functions records, for nodes of cells without a mark.
+    """
 
     def __init__(
         self,
@@ -39,13 +43,33 @@ class KnownCalls:
         args: Numbers,
         /,
     ) -> None: ...
-    def learn(self, key: tuple[Any, ...], entry: Entry, identity: int, kinds: tuple[Kind, ...] | None, /) -> None:
+    def learn(
+        self,
+        key: tuple[Any, ...],
+        entry: Entry,
+        identity: int,
+        kinds: tuple[Kind, ...] | None,
+        is_marked: bool = False,
+        /,
+    ) -> None:
         """Add a signature, if there is room. `kinds` are those of its outputs: one value or a plain tuple."""
 
     def pass_by(self, module: nn.Module, /) -> None:
         """Note that a module is no cell: its calls go straight to torch."""
 
     def forget(self) -> None: ...
+    def begin(self, codes: dict[CodeType, int], own: tuple[str, ...], sites: Numbers, spans: Numbers, /) -> None:
+        """Note the functions that the calling frame calls, for `Recording.sites` and `spans`.
+
+        Args:
+            codes: gets a number for every function's code, -1 if its file is in a folder that begins like one of `own`.
+        """
+
+    def enter(self) -> None:
+        """A node is about to be added: note which function does so."""
+
+    def end(self) -> None:
+        """All functions have returned, so their spans end; nothing is noted any more."""
 
 class ModuleCall:
     """A method for `nn.Module.__call__`: `otherwise` gets the calls that the active recorder does not know."""

@@ -19,7 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edbatch.errors import RecordingError
-from edbatch.recording.calls.fast_cells import ModuleCall, signature_of
+from edbatch.recording.calls.fast_cells import OWN, ModuleCall, signature_of
 from edbatch.recording.calls.fast_functions import known
 from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop, unhooked
 from edbatch.recording.program.module_watch import same_items
@@ -72,7 +72,8 @@ def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kw
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
         if entry is not None and entry.is_plain:
-            recorder.known_calls.learn((module, *key[1:]), entry, entry.id, entry.kinds if entry.simple else None)
+            kinds = entry.kinds if entry.simple else None
+            recorder.known_calls.learn((module, *key[1:]), entry, entry.id, kinds, entry.type.is_marked)
             return recorder.add(entry, flat)
     return recorder.call(module, args, kwargs)
 
@@ -246,6 +247,8 @@ def recording(recorder: Recorder, shortcuts: Shortcuts, function: Callable[..., 
 def _record(recorder: Recorder, function: Callable[..., T], *args: Any) -> T:
     active.set(recorder)
     applying.set(_record_applied)
+    if recorder.codes is not None:
+        recorder.known_calls.begin(recorder.codes, OWN, recorder.sites, recorder.spans)
     with RecordingMode(recorder):
         return function(*args)
 
@@ -261,6 +264,7 @@ class _Clean:
 
     def __exit__(self, *error: Any) -> None:
         self._recorder.known_calls.forget()
+        self._recorder.known_calls.end()
         assigned = []
         for table, before in self._buffers:
             for name in [name for name, value in table.items() if isinstance(value, Lazy)]:

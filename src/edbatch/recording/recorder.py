@@ -12,6 +12,7 @@ import operator
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
+from types import CodeType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -69,7 +70,15 @@ class Called(NamedTuple):
 class Recorder:
     """Records one call of a batched function: all its examples into one graph."""
 
-    def __init__(self, kernels: KernelCache, names: Names, device: torch.device, shared: Sequence[torch.Tensor] = ()):
+    def __init__(
+        self,
+        kernels: KernelCache,
+        names: Names,
+        device: torch.device,
+        shared: Sequence[torch.Tensor] = (),
+        codes: dict[CodeType, int] | None = None,
+    ):
+        self.codes = codes  # numbers of the user's functions; None if nobody asks which of them records
         self.kernels = kernels
         self.names = names
         self.device = device
@@ -88,6 +97,7 @@ class Recorder:
         self._outside_of: dict[int, Lazy] = {}
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
+        self.sites, self.spans = Numbers(), Numbers()  # where the user's code recorded the nodes: see `Recording`
         self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
         self._called: dict[tuple[int, ...], Called] = {}  # by the ids of a target and its owners
@@ -217,6 +227,7 @@ class Recorder:
         with DisableTorchFunction():  # else the questions would be recorded
             self._check_written()
         self.close()
+        self.known_calls.end()
         return Recording(
             np.frombuffer(memoryview(self.types), np.int64),
             np.frombuffer(memoryview(self.args), np.int64),
@@ -224,6 +235,8 @@ class Recorder:
             tuple(self._outside),
             tuple(self._outside_specs),
             np.array(self.starts, dtype=np.int64),
+            sites=np.frombuffer(memoryview(self.sites), np.int64),
+            spans=np.frombuffer(memoryview(self.spans), np.int64).reshape(-1, 3),
         )
 
     def _check_written(self) -> None:
@@ -272,6 +285,8 @@ class Recorder:
         return entry.outputs(self.add_node(entry, flat), length)
 
     def add_node(self, entry: Entry, flat: Sequence[int]) -> int:
+        if not entry.type.is_marked:
+            self.known_calls.enter()
         node = len(self.types)
         try:
             self.add_args(flat)  # all or none

@@ -8,7 +8,7 @@ afterwards: one tensor per group. Out: the return value of the batched call, whi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -103,7 +103,16 @@ class Results:
 
     def renumbered(self, place: np.ndarray) -> Results:
         """The same results in a recording whose node `place[i]` was node i of this one."""
-        return replace(self, groups=tuple([replace(g, refs=renumber(g.refs, place)) for g in self.groups]))
+        return self.moved(lambda refs: renumber(refs, place))
+
+    def moved(self, refs: Callable[[Ints], Ints]) -> Results:
+        """The same results in another recording; `refs` says where values have gone."""
+        return replace(self, groups=tuple([replace(g, refs=refs(g.refs)) for g in self.groups]))
+
+    @property
+    def refs(self) -> Ints:
+        """The values that are results."""
+        return np.concatenate([np.empty(0, np.int64), *[g.refs for g in self.groups]])
 
     def assemble(self, tensors: Sequence[Tensor], stack: bool | str) -> Any:
         """The value that the batched function returns, from the gathered tensor of each group."""

@@ -8,7 +8,7 @@ again, and why.
 from __future__ import annotations
 
 import random
-from collections.abc import MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from edbatch.layout.layout import REF, Ints
+from edbatch.recording.calls.entries import Signature
 from edbatch.recording.calls.signature import lasting_key
 from edbatch.recording.program.attributes import SCALARS
 from edbatch.recording.recorder import DRAWS, Recorder
@@ -30,6 +31,7 @@ from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
 
 Types = MutableMapping[Any, PieceType]
+FindCells = Callable[[Recording, Ints], Any]  # see `rewriting.find_cells`: gives a `Merged`, or None
 MAX_STRUCTURES = 20  # of results that are remembered; most functions have one
 DERIVED = "it uses a tensor that was computed from parameters"
 
@@ -98,15 +100,15 @@ class PieceRecorder(Recorder):
         return None
 
 
-def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types) -> PieceBank | None:
+def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types, find: FindCells) -> PieceBank | None:
     """The pieces of all recorded examples, or None when one uses values of another.
 
     Examples whose pieces cannot be used again get their reason in `recorder.changes`; the types of the others are put
-    into `known`.
+    into `known`. `find` merges nodes to cells that nobody marked.
     """
     from edbatch.replay import loops
 
-    recording = recorder.finish()
+    recording, results, signatures = _with_found_cells(recorder, find)
     starts = np.append(recording.starts, len(recording.types))
     outside_starts = np.array([*recorder.outside_starts, len(recording.outside)])
     refs: list[int] = []
@@ -114,7 +116,7 @@ def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types
     for e, example in enumerate(examples):
         first_node, first_input = int(starts[e]), int(outside_starts[e])
         inputs = slice(first_input, int(outside_starts[e + 1]))
-        structure, leaves = recorder.results[e]
+        structure, leaves = results[e]
         if any(type(v) is Value and _is_foreign(v, first_node, first_input) for v in leaves):
             return None
         outside: list[Tensor | int] = list(recording.outside[inputs])
@@ -137,16 +139,39 @@ def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types
     )  # fmt: skip
     if is_foreign.any():
         return None
-    types = _types_of_pieces(recorder, recording, np.split(used, used_starts[1:-1]), known)
+    types = _types_of_pieces(recorder, recording, signatures, np.split(used, used_starts[1:-1]), known)
     bank = PieceBank.of(rows, flat, is_ref, types, structures)
     bank.others = others
     return bank
 
 
-def _types_of_pieces(recorder: PieceRecorder, recording: Recording, used: list[Ints], known: Types) -> list[PieceType]:
+def _with_found_cells(
+    recorder: PieceRecorder, find: FindCells
+) -> tuple[Recording, list[tuple[ResultStructure, list[Any]]], list[Signature]]:
+    """The recording, the results of its examples and the signatures of its types, after nodes were merged to cells."""
+    recording = recorder.finish()
+    refs = [ref for _, values in recorder.results for v in values if type(v) is Value for ref in v.refs]
+    merged = find(recording, np.array(refs, dtype=np.int64))
+    if merged is None:
+        return recording, recorder.results, recorder.signatures
+    new = iter(merged.moved.refs(np.array(refs, dtype=np.int64)).tolist())
+    results = [
+        (structure, [v._replace(refs=tuple([next(new) for _ in v.refs])) if type(v) is Value else v for v in values])
+        for structure, values in recorder.results
+    ]
+    kept = [recorder.signatures[t] for t in merged.kept]
+    found = zip(merged.keys, merged.recording.node_types[len(kept) :], strict=True)
+    context = recorder.outer  # kernels of found cells were captured in modes that are parts of their keys
+    return merged.recording, results, [*kept, *[Signature((key,), context, t.name) for key, t in found]]
+
+
+def _types_of_pieces(
+    recorder: PieceRecorder, recording: Recording, signatures: list[Signature], used: list[Ints], known: Types
+) -> list[PieceType]:
     """The types of a recording as types of pieces, taken from `known` if they are there.
 
     Args:
+        signatures: of all types.
         used: the types that each example uses.
     """
     is_derived = [any(map(recorder.shared.is_derived, t.shared)) for t in recording.node_types]
@@ -157,7 +182,7 @@ def _types_of_pieces(recorder: PieceRecorder, recording: Recording, used: list[I
         if recorder.changes[e] is None:
             lasting.update(numbers.tolist())
     types = []
-    for t, (key, context, name) in enumerate(recorder.signatures):
+    for t, (key, context, name) in enumerate(signatures):
         lasts_as = context, lasting_key(key)
         found = known.get(lasts_as)
         if found is None:

@@ -32,7 +32,7 @@ from edbatch.layout.layout import Ints
 from edbatch.recording.program.attributes import SCALARS, mark
 from edbatch.recording.program.module_watch import Watch
 from edbatch.recording.types.kernel_cache import Context
-from edbatch.replay.example_recorder import PieceRecorder, Types, cut
+from edbatch.replay.example_recorder import FindCells, PieceRecorder, Types, cut
 from edbatch.replay.joining import JoinedTypes
 from edbatch.replay.piece_bank import PieceBank, ResultStructure
 from edbatch.replay.piece_differences import difference
@@ -135,9 +135,9 @@ class KnownExamples:
             self.report += f"; the numbers in column {names} are read, and so are parts of the key"
         return LookUp(world, keys, places, unknown, bank, numbers)
 
-    def take(self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> bool:
+    def take(self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]], find: FindCells) -> bool:
         """Keep what was recorded of the unknown examples. False when keys cannot be used for this function."""
-        bank = inside((self._lock,), self._take, call, recorder, examples)
+        bank = inside((self._lock,), self._take, call, recorder, examples, find)
         if bank is None:
             return False
         _put_together(call, bank)
@@ -145,11 +145,13 @@ class KnownExamples:
         self.report += "".join(f"; {n} will always be recorded: {change}" for change, n in changes.items())
         return True
 
-    def _take(self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]]) -> PieceBank | None:
+    def _take(
+        self, call: LookUp, recorder: PieceRecorder, examples: Sequence[Sequence[Any]], find: FindCells
+    ) -> PieceBank | None:
         if not recorder.read_columns <= self._read_columns:
             self._read_columns |= recorder.read_columns
             call.places = self._places(call.keys, examples)
-        bank = cut(recorder, [examples[i] for i in call.unknown], call.world.types)
+        bank = cut(recorder, [examples[i] for i in call.unknown], call.world.types, find)
         if bank is None:
             self.give_up()
             return None

@@ -42,3 +42,10 @@ def hooks_of_all() -> list[Any]:
     forward = _module._global_forward_pre_hooks, _module._global_forward_hooks
     backward = _module._global_backward_pre_hooks, _module._global_backward_hooks
     return [hook for table in (*forward, *backward) if table for hook in table.values()]
+
+
+def remove_forward_pre_hook(module: nn.Module, hook: Callable[..., Any]) -> None:
+    """Remove a hook by what it calls: the handle that torch gave would not survive a copy of the module."""
+    for number in [n for n, other in module._forward_pre_hooks.items() if other is hook]:
+        del module._forward_pre_hooks[number]
+        module._forward_pre_hooks_with_kwargs.pop(number, None)

@@ -148,6 +148,7 @@ def test_leaf_modules_are_cells_without_marking():
     assert edbatch.record(lambda i: linear(plain), [1, 2]).num_nodes == 2
 
 
+@pytest.mark.usefixtures("as_recorded")
 def test_user_modules_are_looked_into():
     class Mine(nn.Module):
         def __init__(self):

@@ -17,6 +17,8 @@ class LabelLoss(nn.Module):
         super().__init__()
         self.linear = nn.Linear(dim, classes, bias)
 
-    def forward(self, h: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(self, h: Tensor, label: Tensor | int) -> tuple[Tensor, Tensor]:
         logits = self.linear(h)
+        if isinstance(label, int):  # without a mark
+            return -F.log_softmax(logits, -1)[label], logits.argmax(-1)
         return F.cross_entropy(logits, label), logits.argmax(-1)

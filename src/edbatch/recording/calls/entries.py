@@ -114,7 +114,8 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
     per_row = (parts.is_row_wise,) * len(kernel.outputs)
     is_view = any(target is function for function in VIEWING)
     shared, again = (*parts.shared, *kernel.enclosed), None if parts.generators else function
-    return NodeType(name, kernel, slots, rows, shared, per_row, is_view, again)
+    is_marked = cell is not None and cell.is_marked
+    return NodeType(name, kernel, slots, rows, shared, per_row, is_view, again, is_marked)
 
 
 def _kernel(

@@ -7,10 +7,12 @@ Where the package was installed without a C compiler, all calls go the usual way
 
 from __future__ import annotations
 
+import os
 from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
 from edbatch.recording.values.lazy import Lazy, PendingSum
@@ -37,6 +39,15 @@ except ImportError:
         def forget(self) -> None:
             """There is nothing to forget."""
 
+        def begin(self, *args: Any) -> None:
+            """Does nothing: without C, nobody looks at frames."""
+
+        def enter(self) -> None:
+            """Does nothing."""
+
+        def end(self) -> None:
+            """Does nothing."""
+
     def ModuleCall(active: Any, otherwise: Any) -> Any:  # type: ignore[no-redef]
         return otherwise
 
@@ -44,7 +55,11 @@ except ImportError:
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
-__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]  # fmt: skip
+_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_ROOMS = "recording", "replay", "cells", "torch_state", "pipeline.py", "batched.py"
+OWN = (os.path.dirname(torch.__file__), *[os.path.join(_ROOT, room) for room in _ROOMS])  # files not of the user
+
+__all__ = ["OWN", "RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]  # fmt: skip
 
 
 class _NoValue:

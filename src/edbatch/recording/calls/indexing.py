@@ -186,7 +186,8 @@ def take_items(value: torch.Tensor, *index: Any) -> torch.Tensor:
         if isinstance(i, torch.Tensor):
             i = i.to(torch.int64)
             i = torch.where(i < 0, i + value.shape[dim], i)
-            value = value.index_select(dim, i.reshape(1)).squeeze(dim)
+            i = i.reshape(1)  # of a vector by gather, whose gradient is fused, and not a call for each row
+            value = (value.gather(0, i) if value.dim() == 1 else value.index_select(dim, i)).squeeze(dim)
         elif i is None:
             value, dim = value.unsqueeze(dim), dim + 1
         else:

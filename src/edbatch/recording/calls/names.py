@@ -200,6 +200,17 @@ def _spec_text(spec: Spec, device_type: str) -> str:
     return text if spec.device.type == device_type else f"{text}@{spec.device.type}"
 
 
+def operands_in_words(specs: Sequence[Spec], slots: Sequence[Slot]) -> str:
+    """What a type reads, as its name says it.
+
+    >>> operands_in_words([Spec((4,), torch.float32, torch.device("cpu"))], [Slot.ONE])
+    'f32[4]'
+    """
+    numbers = ["float" if spec.is_float else "int" for spec in specs]
+    texts = [_spec_text(spec, "cpu") for spec in specs]
+    return _joined([n if slot is Slot.DATA else t for n, t, slot in zip(numbers, texts, slots, strict=True)])
+
+
 @functools.lru_cache(maxsize=200)
 def _defaults(target: FunctionType) -> dict[str, Any]:
     """The defaults of a function of torch.nn.functional, which torch writes out in every call, given or not."""

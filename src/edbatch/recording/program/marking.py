@@ -21,7 +21,7 @@ from torch import nn
 
 from edbatch.errors import RecordingError
 from edbatch.torch_insides.modes import DisableTorchFunction
-from edbatch.torch_insides.modules import children_in
+from edbatch.torch_insides.modules import children_in, remove_forward_pre_hook
 from edbatch.torch_state.modules import modules_of, parameters_of
 
 if TYPE_CHECKING:
@@ -105,6 +105,12 @@ def _mark(module: nn.Module, options: CellOptions) -> None:
     module.__dict__[MARK] = options
 
 
+def unmark(module: nn.Module) -> None:
+    """Take the mark off a module, if it has one."""
+    if module.__dict__.pop(MARK, None) is not None:
+        remove_forward_pre_hook(module, numbers_to_tensors)
+
+
 def _mark_class(cls: type[nn.Module], options: CellOptions) -> type[nn.Module]:
     initialise = cls.__init__
 
@@ -144,6 +150,11 @@ def options_of(target: Any) -> CellOptions | None:
     if marked is not None or not is_leaf(target):
         return marked
     return CellOptions()
+
+
+def is_marked(target: Any) -> bool:
+    """Whether the user has marked a module or function."""
+    return isinstance(target, CellFunction) or MARK in target.__dict__
 
 
 def is_leaf(module: nn.Module) -> bool:

@@ -20,7 +20,13 @@ from edbatch.spec import Spec
 @dataclass(frozen=True, eq=False, repr=False)
 class Recording:
     """One mini-batch as recorded: types and args of all nodes (see layout/layout.py), and the tensors that no
-    node computes (outside)."""
+    node computes (outside).
+
+    sites: of each of the first nodes the instruction of the user's code that recorded it, (code << 32) + offset, where
+    `code` is the number of a function's code; -1 for nodes of marked cells. Empty if nobody has noted it.
+    spans: for each call of one of the user's functions that recorded several nodes the first of them, the one after the
+    last, and the number of its code; what a function calls comes before the function.
+    """
 
     types: Ints
     args: Ints
@@ -29,6 +35,8 @@ class Recording:
     outside_specs: tuple[Spec, ...]
     starts: Ints  # the first node of every example
     type_sets: TypeSets = field(default_factory=TypeSets)  # what is known of types that occur together
+    sites: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    spans: Ints = field(default_factory=lambda: np.empty((0, 3), np.int64))
 
     @cached_property
     def type_set(self) -> TypeSet:

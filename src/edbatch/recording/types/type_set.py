@@ -42,6 +42,7 @@ class NodeType:
     is_view: in torch the results would share memory with the first operand, although the kernel does not say so.
     function: what was called, as a function of the operands of one row and of the shared tensors that are arguments;
         None if it must not be called again.
+    is_marked: the user has marked the cell, so it is never a part of a larger one.
     """
 
     name: str
@@ -52,6 +53,7 @@ class NodeType:
     per_row: tuple[bool, ...] = ()
     is_view: bool = False
     function: Callable[..., Any] | None = None
+    is_marked: bool = False
 
     @property
     def can_differentiate(self) -> Mask:

@@ -67,6 +67,7 @@ def record_sum(recorder: Recorder, value: PendingSum) -> Lazy:
     entry = recorder.entries.get(kind.sum_key) if context is recorder.context else None
     if entry is None:
         entry = sum_entry(recorder, kind, Slot.SUM, context)
+    recorder.known_calls.enter()
     set_class(value, Lazy)
     value.kind = kind
     value.ref = len(recorder.types)
