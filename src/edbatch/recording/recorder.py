@@ -209,6 +209,7 @@ class Recorder:
 
     def let_go(self) -> None:
         """Hold no lazy values any more, so that those that are still alive are held by somebody else."""
+        self.known_calls.end()  # frames of the user's functions hold their values
         self._outside_of.clear()
         self.overwritten.values.clear()
         self.parts.clear()
