@@ -25,7 +25,7 @@ class Switches:
 
     compile: bool = True
     exact_math: bool = False
-    find_cells: bool = True
+    find_cells: bool = False
     hoist: bool = True
     stack_weights: bool = True
     batch_inside: bool = True

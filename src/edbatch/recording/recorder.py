@@ -90,8 +90,19 @@ class Recorder:
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
         self._spans = Numbers()
-        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args, self._spans, OWN)
         self.shared = SharedTensors(self, shared)
+        self._all_entries: list[Entry] = []  # of each type
+        self.known_calls = KnownCalls(
+            Lazy,
+            as_value,
+            self._outside_of,
+            self.types,
+            self.args,
+            self._spans,
+            OWN,
+            self.shared.tensors,
+            self._all_entries,
+        )
         self._called: dict[tuple[int, ...], Called] = {}  # by the ids of a target and its owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
@@ -120,10 +131,16 @@ class Recorder:
         """Called whenever the user's code may have changed grad mode or autocast."""
         self.known_calls.forget()
         context = Context.current()
-        self.context = self.sums_grow_in = self._contexts.setdefault(context, context)
+        self.context = self._contexts.setdefault(context, context)
         self.entries = self._entries_of.setdefault(self.context, {})
+        self.record_in(self.context)
+
+    def record_in(self, context: Context | None) -> None:
+        """The context that calls are recorded in from now on; None: nothing can be recorded."""
+        self.sums_grow_in = context
         # Whether grad modes inside the batched call change nothing. Then 0 + x is x, if a node gives x.
-        self.is_usual = self.grad_in_training and (context.grad or len(self._contexts) == 1)
+        is_usual = self.grad_in_training and context is not None and (context.grad or len(self._contexts) == 1)
+        self.known_calls.within(context, is_usual)
 
     def kind(self, spec: Spec) -> Kind:
         found = self._kinds.get(spec)
@@ -201,7 +218,8 @@ class Recorder:
         with DisableTorchFunction():  # else the questions would be recorded
             self._check_written()
         self.overwritten.check()
-        self.is_open, self.sums_grow_in = False, None
+        self.is_open = False
+        self.record_in(None)
         codes = {number: code for code, number in self.known_calls.end().items() if number >= 0}
         return Recording(
             np.frombuffer(memoryview(self.types), np.int64),
@@ -280,6 +298,7 @@ class Recorder:
             node_type = node_type if name == node_type.name else replace(node_type, name=name)
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
+            self._all_entries.append(found)
             entries[key] = found
         return found
 

@@ -130,11 +130,13 @@ def _kernel(
     def found() -> Kernel:
         active.set(None)
         plain_loop.set(True)  # a batched function that a cell calls is a plain loop
-        recorder.suspended, recorder.sums_grow_in = True, None
+        recorder.suspended = True
+        recorder.record_in(None)
         key = lasting_key(parts.key, parts.shared), rows, shared, recorder.context
         return recorder.kernels.kernel(function, rows, shared, key, target, cell, reason)
 
     try:
         return inside((Surroundings(active, plain_loop), Undrawn(*parts.generators)), found)
     finally:
-        recorder.suspended, recorder.sums_grow_in = False, recorder.context
+        recorder.suspended = False
+        recorder.record_in(recorder.context)

@@ -11,17 +11,23 @@ from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from edbatch.recording.values.lazy import Lazy, PendingSum
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged
+from edbatch.recording.values.ragged import materialise
 from edbatch.spec import float_bits, is_tensor
+from edbatch.torch_insides.modes import num_function_modes
 
 try:
-    from edbatch.recording._calls import KnownCalls, ModuleCall, Numbers
+    from edbatch.recording._calls import KnownCalls, ModuleCall, Named, Numbers, named_stack, set_up
 
     RECORDS_IN_C = True
+    _TORCH = nn.Parameter, torch.Tensor, torch.Size, torch.dtype
+    set_up(Lazy, PendingSum, Ragged, Kind, *_TORCH, materialise, num_function_modes)
 except ImportError:
     RECORDS_IN_C = False
+    Named = named_stack = None  # type: ignore[assignment, misc]
     Numbers = partial(array, "q")  # type: ignore[assignment, misc]
 
     class KnownCalls:  # type: ignore[no-redef]
@@ -36,6 +42,12 @@ except ImportError:
 
         def forget(self) -> None:
             """There is nothing to forget."""
+
+        def within(self, context: Any, is_usual: bool) -> None:
+            """Does nothing."""
+
+        def close(self) -> None:
+            """Does nothing."""
 
         def begin(self) -> None:
             """Does nothing: without C, nobody looks at frames."""
@@ -54,7 +66,16 @@ except ImportError:
 if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
-__all__ = ["RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]  # fmt: skip
+__all__ = [
+    "RECORDS_IN_C",
+    "KnownCalls",
+    "ModuleCall",
+    "Named",
+    "Numbers",
+    "as_value",
+    "named_stack",
+    "signature_of",
+]
 
 
 class _NoValue:
