@@ -119,7 +119,8 @@ class Batched(nn.Module):
         if self.stats is None:
             raise BatchError("nothing to explain yet; call the batched function first")
         known = self.pipeline.known
-        return explain(self.stats, self.policy) + (f"\n\n  {known.report}" if known is not None else "")
+        reports = [self.pipeline.kernels.growth.report(), None if known is None else known.report]
+        return "".join([explain(self.stats, self.policy), *[f"\n\n  {report}" for report in reports if report]])
 
     @property
     def cell_plans(self) -> dict[str, CellPlan]:

@@ -67,6 +67,10 @@ def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kw
     if id(module) in recorder.plain:  # no cell: torch's own call, with no further frames on the stack
         recorder.known_calls.pass_by(module)
         return getattr(module, CALL)(*args, **kwargs)
+    if not recorder.has_called(module):
+        stand_in = recorder.kernels.made.stand_in(module)
+        if stand_in is not module:
+            return stand_in(*args, **kwargs)
     if not kwargs and recorder.is_cell(module):
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)

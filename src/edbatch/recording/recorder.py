@@ -304,6 +304,10 @@ class Recorder:
 
     # ---- cells
 
+    def has_called(self, module: nn.Module) -> bool:
+        """Whether a module was called before."""
+        return (id(module),) in self._called
+
     def is_cell(self, module: nn.Module) -> bool:
         """Whether a module was called before and is a cell."""
         called = self._called.get((id(module),))

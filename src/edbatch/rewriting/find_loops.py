@@ -180,7 +180,9 @@ def leftover_runs(spans, chosen, types, args, begins, slot_starts, slot_kinds, c
 
 
 @loop
-def used_outside(spans, kind, num_values, value_begin, types, args, begins, slot_starts, slot_kinds, output_starts, refs):
+def used_outside(
+    spans, kind, num_values, value_begin, types, args, begins, slot_starts, slot_kinds, output_starts, refs
+):
     """Of the values that the nodes of a kind of span compute, those that are read outside of their span or are results.
 
     Args:
@@ -214,7 +216,9 @@ def used_outside(spans, kind, num_values, value_begin, types, args, begins, slot
 
 
 @loop
-def merge_nodes(spans, kind, found_types, type_of, output_of, span_of, value_of, types, args, begins, slot_starts, slot_kinds):
+def merge_nodes(
+    spans, kind, found_types, type_of, output_of, span_of, value_of, types, args, begins, slot_starts, slot_kinds
+):
     """Each span becomes one node; all types and references are renumbered.
 
     Args:
@@ -224,7 +228,11 @@ def merge_nodes(spans, kind, found_types, type_of, output_of, span_of, value_of,
     Returns:
         The types and args of all nodes, and for every old node the new one, at its place or after it.
     """
-    new_types, new_args, node_of = np.empty(len(types), np.int64), np.empty(len(args), np.int64), np.empty(len(types), np.int64)
+    new_types, new_args, node_of = (
+        np.empty(len(types), np.int64),
+        np.empty(len(args), np.int64),
+        np.empty(len(types), np.int64),
+    )
     outer = np.empty(MOST_OUTER, np.int64)
     node, out, n = 0, 0, 0
     while n < len(types):

@@ -98,8 +98,11 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
         raise RecordingError(TRANSFORMS)
     rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
     run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
+    num_captured = recorder.kernels.num_captured
     kernel = _kernel(recorder, calling(run, args, kwargs, len(rows)), parts, rows, target, cell)
     name = recorder.names.call(target, args, kwargs, parts)
+    if recorder.kernels.num_captured > num_captured:
+        recorder.kernels.growth.note(name)
     if cell is None and not kernel.outputs:
         raise RecordingError(f"{name} gives no tensor, so it cannot be asked while examples are recorded; leave it out")
     if any(isinstance(leaf, Lazy) for leaf in pytree.tree_leaves(kernel.unflatten([None] * len(kernel.outputs)))):

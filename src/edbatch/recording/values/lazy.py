@@ -121,7 +121,7 @@ class Lazy(Value):
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return (operator.getitem(self, i) for i in range(len(self)))
+        return (operator.getitem(self, i) for i in range(len(self)))  # type: ignore[call-overload]
 
     def __bool__(self) -> bool:
         raise reading(self, "as a truth value (if, while, and, or, not)")
