@@ -589,6 +589,7 @@ static PyMethodDef known_methods[] = {
     {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds), if there is room for it."},
     {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
     {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known of modules holds no more."},
+    {"record", (PyCFunction)(void (*)(void))known_record, METH_FASTCALL, "record(function, args, keywords, otherwise)"},
     {"within", (PyCFunction)known_within, METH_VARARGS, "within(context, is_usual): the modes around further calls."},
     {"close", (PyCFunction)known_close, METH_NOARGS, "Nothing more is recorded, and nothing is known any more."},
     {NULL},
@@ -696,7 +697,7 @@ static PyObject *same_items(PyObject *module, PyObject *args) {
 static PyMethodDef functions[] = {
     {"set_no_tensor", set_no_tensor, METH_O, "set_no_tensor(address)"},
     {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
-    {"set_up", set_up, METH_VARARGS, "set_up(Lazy, PendingSum, Ragged, Kind, Parameter, Tensor, Size, dtype, materialise, count_modes)"},
+    {"set_up", set_up, METH_VARARGS, "set_up(Lazy, PendingSum, Ragged, Kind, Parameter, Tensor, Size, dtype, materialise, count_modes, arithmetic)"},
     {"set_operator", set_operator, METH_VARARGS, "set_operator(name, forward, reflected)"},
     {"named_stack", named_stack, METH_O, "named_stack(original)"},
     {NULL},

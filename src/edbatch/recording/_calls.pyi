@@ -57,6 +57,16 @@ class KnownCalls:
     def forget(self) -> None:
         """What is known of modules holds no more."""
 
+    def record(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        keywords: dict[str, Any] | None,
+        otherwise: Callable[..., Any],
+        /,
+    ) -> Any:
+        """The result of a call of a torch function; `otherwise` gives it if the call is not known."""
+
     def within(self, context: Context | None, is_usual: bool, /) -> None:
         """The modes around further calls; None: nothing is recorded. is_usual: 0 + x is x, if a node gives x."""
 
@@ -115,6 +125,7 @@ def set_up(
     dtype: type,
     materialise: Callable[..., Any],
     count_modes: Callable[[], int],
+    arithmetic: frozenset[Any],
     /,
 ) -> None:
     """Tell where lazy values have their slots; before this nothing is recorded in C."""

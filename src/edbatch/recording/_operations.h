@@ -15,6 +15,7 @@ typedef struct {
     PyTypeObject *lazy, *pending, *ragged, *parameter, *tensor, *size, *dtype;
     PyObject *materialise;   /* materialise(recorder, rows): a stack of any number of values, side by side in memory */
     PyObject *count_modes;   /* how many modes of this thread see torch's functions */
+    PyObject *arithmetic;    /* functions whose numbers are data: a set */
     Py_ssize_t kind, ref;    /* offsets of slots: in a lazy value, */
     Py_ssize_t length, elements, whole, context, is_viewed; /* in a stack of any number of values, */
     Py_ssize_t one, pending_kind, rows, recorder, calls;    /* and in a kind */
@@ -25,6 +26,7 @@ static Layout at; /* set once, at import; lazy is NULL before */
 typedef struct {
     KnownCalls *known;
     Py_ssize_t num_words, num_numbers, num_later, num_held;
+    int has_value;  /* whether a lazy value is among the arguments, and not only tensors that nodes have read */
     PyObject *rows; /* the stacks among the arguments are of the same length: one of them */
     int is_listed;  /* whether that is only a list of values */
     long long words[MOST_WORDS], numbers[MOST_PARTS];
@@ -184,7 +186,10 @@ static int describe_text(Call *call, PyObject *value) {
 
 static int describe(Call *call, PyObject *value, int are_data) {
     PyTypeObject *type = Py_TYPE(value);
-    if (type == at.lazy || type == at.pending || type == at.ragged) return describe_value(call, value);
+    if (type == at.lazy || type == at.pending || type == at.ragged) {
+        call->has_value = 1;
+        return describe_value(call, value);
+    }
     if (type == &PyLong_Type || type == &PyFloat_Type) return describe_number(call, value, are_data);
     if (value == Py_None || type == &PyBool_Type) return add_word(call, (intptr_t)value);
     if (type == at.parameter || type == at.tensor) return describe_tensor(call, value);
@@ -205,7 +210,7 @@ static void begin_call(Call *call, KnownCalls *known, PyObject *function) {
     call->known = known;
     call->num_words = call->num_numbers = call->num_later = call->num_held = 0;
     call->rows = NULL;
-    call->is_listed = 0;
+    call->has_value = call->is_listed = 0;
     add_words(call, (intptr_t)known->context, (intptr_t)function);
     call->held[call->num_held++] = function;
 }
@@ -455,8 +460,9 @@ static Py_ssize_t num_given(const Call *call, long long before) {
     return given;
 }
 
-/* Whether the last node got the numbers of a call, and what further it got. */
-static int has_numbers(const Call *after, Py_ssize_t args_before, Operation *how) {
+/* Whether the last node got just the numbers of a call, and perhaps the length of its stack. `num_args` is how many it
+got, or -1 if that differs from node to node of its type. */
+static int has_numbers(const Call *after, Py_ssize_t args_before, long long num_args, Operation *how) {
     KnownCalls *known = after->known;
     const long long *end = known->args->data + known->args->size;
     Py_ssize_t count = after->num_numbers;
@@ -469,12 +475,12 @@ static int has_numbers(const Call *after, Py_ssize_t args_before, Operation *how
         return 0;
     }
     Py_ssize_t recorded = known->args->size - args_before;
-    if (after->rows != NULL && recorded > count) {
+    if (after->rows != NULL && (num_args < 0 ? recorded : num_args) == count + 1 && recorded > count) {
         double length = PyLong_AsDouble(SLOT(after->rows, at.length));
         how->reads_length = end[-1] == bits_of(length);
         count += how->reads_length;
     }
-    if (recorded < count) return 0;
+    if (recorded < count || (!after->is_listed && num_args != count)) return 0;
     const long long *first = end - count;
     if (!after->is_listed) return memcmp(first, after->numbers, after->num_numbers * sizeof(long long)) == 0;
     PyObject *elements = SLOT(after->rows, at.elements);
@@ -538,11 +544,12 @@ static void learn_operation(const Call *before, const Call *after, Py_ssize_t no
     Operation how = {0};
     long long node = known->types->size - 1;
     if (known->context == NULL || (intptr_t)known->context != before->words[0] || node < nodes) return;
-    if (node - nodes != num_given(before, nodes) || !has_numbers(after, numbers, &how)) return;
+    if (node - nodes != num_given(before, nodes)) return;
     if (!is_direct && !are_distinct(after)) return; /* torch may have changed the order of arguments */
     long long type = known->types->data[node];
     PyObject *entry = type < PyList_GET_SIZE(known->entries) ? PyList_GET_ITEM(known->entries, type) : NULL;
-    if (entry == NULL || !gives_result(known, entry, result, is_direct, &how)) return;
+    if (entry == NULL || !has_numbers(after, numbers, int_attribute(entry, "num_args"), &how)) return;
+    if (PyErr_Occurred() || !gives_result(known, entry, result, is_direct, &how)) return;
     Operation *made = new_operation(before, type);
     if (made == NULL) {
         Py_XDECREF(how.kinds);
@@ -553,6 +560,48 @@ static void learn_operation(const Call *before, const Call *after, Py_ssize_t no
     made->per_row = how.per_row;
     made->reads_list = how.reads_list;
     made->reads_length = how.reads_length;
+}
+
+/* ---- Calls that torch hands to the mode that records: `parameter * x`, and functions that are not met by name */
+
+static int describe_given(Call *call, KnownCalls *known, PyObject *function, PyObject *args, PyObject *keywords) {
+    int are_data = PySet_Contains(at.arithmetic, function), is_described = 1;
+    if (are_data < 0) return PyErr_Clear(), 0;
+    begin_call(call, known, function);
+    for (Py_ssize_t i = 0; is_described == 1 && i < PyTuple_GET_SIZE(args); i++)
+        is_described = describe(call, PyTuple_GET_ITEM(args, i), are_data);
+    if (is_described != 1 || keywords == Py_None || PyDict_GET_SIZE(keywords) == 0) return is_described;
+    is_described = add_word(call, KEYWORDS);
+    PyObject *name, *value;
+    for (Py_ssize_t i = 0; is_described == 1 && PyDict_Next(keywords, &i, &name, &value);) {
+        is_described = describe(call, name, 0);
+        if (is_described == 1) is_described = describe(call, value, 0);
+    }
+    return is_described;
+}
+
+/* record(function, args, keywords or None, otherwise): the result of a call; otherwise(function, args, keywords) gives it
+if the call is not known. */
+static PyObject *known_record(KnownCalls *self, PyObject *const *given, Py_ssize_t count) {
+    if (count != 4 || !PyTuple_Check(given[1]) || !(given[2] == Py_None || PyDict_Check(given[2])))
+        return PyErr_Format(PyExc_TypeError, "record(function, args, keywords, otherwise)");
+    Call call, after;
+    int is_described = 0;
+    if (self->context != NULL) is_described = describe_given(&call, self, given[0], given[1], given[2]);
+    if (is_described < 0) return NULL;
+    is_described = is_described && call.has_value; /* others run at once, or once for all examples */
+    Operation *found = is_described ? operation_of(self, &call) : NULL;
+    if (found != NULL) return record_operation(&call, found);
+    Py_ssize_t nodes = self->types->size, numbers = self->args->size;
+    PyObject *keywords = given[2] == Py_None ? PyDict_New() : Py_NewRef(given[2]);
+    if (keywords == NULL) return NULL;
+    PyObject *result = PyObject_CallFunctionObjArgs(given[3], given[0], given[1], keywords, NULL);
+    Py_DECREF(keywords);
+    if (result != NULL && is_described && self->types->size > nodes && self->context != NULL &&
+        describe_given(&after, self, given[0], given[1], given[2]) == 1)
+        learn_operation(&call, &after, nodes, numbers, result, 1);
+    if (PyErr_Occurred()) Py_CLEAR(result);
+    return result;
 }
 
 /* ---- Function: the way of all calls */
@@ -983,9 +1032,10 @@ static PyObject *set_operator(PyObject *module, PyObject *args) {
 static PyObject *set_up(PyObject *module, PyObject *args) {
     PyTypeObject *kind;
     Layout new = {0};
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!OO", &PyType_Type, &new.lazy, &PyType_Type, &new.pending, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!OOO!", &PyType_Type, &new.lazy, &PyType_Type, &new.pending, &PyType_Type,
                           &new.ragged, &PyType_Type, &kind, &PyType_Type, &new.parameter, &PyType_Type, &new.tensor,
-                          &PyType_Type, &new.size, &PyType_Type, &new.dtype, &new.materialise, &new.count_modes))
+                          &PyType_Type, &new.size, &PyType_Type, &new.dtype, &new.materialise, &new.count_modes,
+                          &PyFrozenSet_Type, &new.arithmetic))
         return NULL;
     struct { PyTypeObject *type; const char *name; Py_ssize_t *offset; } slots[] = {
         {new.lazy, "kind", &new.kind}, {new.lazy, "ref", &new.ref}, {new.ragged, "length", &new.length},
@@ -997,7 +1047,8 @@ static PyObject *set_up(PyObject *module, PyObject *args) {
     for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++)
         if ((*slots[i].offset = offset_of(slots[i].type, slots[i].name)) < 0) return NULL;
     PyObject *held[] = {(PyObject *)new.lazy, (PyObject *)new.pending, (PyObject *)new.ragged, (PyObject *)new.parameter,
-                        (PyObject *)new.tensor, (PyObject *)new.size, (PyObject *)new.dtype, new.materialise, new.count_modes};
+                        (PyObject *)new.tensor, (PyObject *)new.size, (PyObject *)new.dtype, new.materialise, new.count_modes,
+                        new.arithmetic};
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++) Py_INCREF(held[i]); /* as long as the process lives */
     at = new;
     Py_RETURN_NONE;

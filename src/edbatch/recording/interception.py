@@ -41,11 +41,12 @@ class RecordingMode(TorchFunctionMode):
     def __init__(self, recorder: Recorder):
         super().__init__()
         self.recorder = recorder
+        self._record = recorder.known_calls.record
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.recorder.suspended:
             return func(*args, **(kwargs or {}))
-        return self.recorder.torch_function(original(func), args, kwargs or {})
+        return self._record(original(func), args, kwargs, self.recorder.torch_function)
 
 
 def _recording_call(original: Callable[..., Any]) -> Any:

@@ -51,7 +51,7 @@ class Signature(NamedTuple):
 class Entry:
     """A type of node inside a recording, with what is needed to add one more node quickly."""
 
-    __slots__ = ("id", "is_ordered", "is_plain", "kinds", "simple", "type")
+    __slots__ = ("id", "is_ordered", "is_plain", "kinds", "num_args", "simple", "type")
 
     def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
         self.id = identity
@@ -59,6 +59,9 @@ class Entry:
         self.kinds = kinds
         self.is_ordered = isinstance(node_type.kernel, InOrder)
         self.is_plain = not node_type.kernel.writes and not self.is_ordered  # others: `writes`, `Recorder._in_turn`
+        is_list = any(slot in (Slot.LIST, Slot.SUM) for slot in node_type.slots)
+        # How many numbers a node of this type has among the args of the recording; -1 if that differs.
+        self.num_args = -1 if is_list else sum(slot is not Slot.OFFSETS for slot in node_type.slots)
         marks = tuple([object() for _ in kinds])
         shape = node_type.kernel.unflatten(list(marks))
         is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from edbatch.recording.calls.fast_functions import ARITHMETIC
 from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged
 from edbatch.recording.values.ragged import materialise
 from edbatch.spec import float_bits, is_tensor
@@ -24,7 +25,7 @@ try:
 
     RECORDS_IN_C = True
     _TORCH = nn.Parameter, torch.Tensor, torch.Size, torch.dtype
-    set_up(Lazy, PendingSum, Ragged, Kind, *_TORCH, materialise, num_function_modes)
+    set_up(Lazy, PendingSum, Ragged, Kind, *_TORCH, materialise, num_function_modes, frozenset(ARITHMETIC))
 except ImportError:
     RECORDS_IN_C = False
     Named = named_stack = None  # type: ignore[assignment, misc]
@@ -42,6 +43,10 @@ except ImportError:
 
         def forget(self) -> None:
             """There is nothing to forget."""
+
+        def record(self, function: Any, args: Any, keywords: Any, otherwise: Any) -> Any:
+            """No call is known."""
+            return otherwise(function, args, keywords or {})
 
         def within(self, context: Any, is_usual: bool) -> None:
             """Does nothing."""
