@@ -11,7 +11,7 @@ help: ## list what can be made
 
 venv: $(STAMP) ## create .venv with everything in it
 
-$(STAMP): pyproject.toml setup.py constraints.txt $(shell find src -name "*.c")
+$(STAMP): pyproject.toml setup.py constraints.txt $(shell find src -name "*.[ch]")
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@echo 'installing torch and what else is needed, a minute or two'
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
@@ -40,7 +40,7 @@ test-newest: .venv-newest/.installed ## all tests with the newest torch there is
 .venv-oldest/.installed: TORCH = torch==$(shell sed -n 's/^dependencies.*"torch>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 .venv-newest/.installed: TORCH = torch
 
-.venv-oldest/.installed .venv-newest/.installed: pyproject.toml setup.py $(shell find src -name "*.c")
+.venv-oldest/.installed .venv-newest/.installed: pyproject.toml setup.py $(shell find src -name "*.[ch]")
 	test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
 	$(@D)/bin/python -m pip install --quiet --upgrade '$(TORCH)' --editable '.[dev]'
 	touch $@

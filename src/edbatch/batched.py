@@ -130,7 +130,9 @@ class Batched(nn.Module):
         known = self.pipeline.known
         alone = "" if self._alone is None else f"the last call ran one by one: {self._alone}.\nThe last batched call:\n"
         forms = {name: cell.form_in_words(self.pipeline.switches) for name, cell in self._cells.items()}
-        return alone + explain(self.stats, self.policy, forms) + (f"\n\n  {known.report}" if known is not None else "")
+        reports = [self.pipeline.kernels.growth.report(), None if known is None else known.report]
+        said = explain(self.stats, self.policy, forms)
+        return "".join([alone, said, *[f"\n\n  {report}" for report in reports if report]])
 
     @property
     def runs_alone(self) -> bool:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import chain, compress
@@ -139,6 +140,8 @@ class Pipeline:
         """Everything before the first number is computed."""
         with stopwatch("record"):
             recorded, results = self.record_examples(columns, keywords)
+            if (report := self.kernels.growth.end_call()) is not None:
+                warnings.warn(report, RuntimeWarning, stacklevel=2)
             refuse_tangents(chain(recorded.outside, (t for kind in recorded.node_types for t in kind.shared)))
             recorded = with_wanted_gradients(recorded)
         with stopwatch("rewrite"):

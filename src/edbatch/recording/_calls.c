@@ -153,6 +153,9 @@ static PyObject *value_new(PyTypeObject *type, PyObject *args, PyObject *keyword
     return self;
 }
 
+static PyNumberMethods value_numbers; /* operators of lazy values: see _operations.h */
+static PyMappingMethods value_mapping;
+
 static PyTypeObject ValueType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "edbatch.recording._calls.Value",
@@ -161,6 +164,8 @@ static PyTypeObject ValueType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_BASETYPE,
     .tp_new = value_new,
     .tp_dealloc = value_dealloc,
+    .tp_as_number = &value_numbers,
+    .tp_as_mapping = &value_mapping,
 };
 
 static PyObject *living(PyObject *module, PyObject *nothing) {
@@ -218,7 +223,17 @@ typedef struct {
     Py_ssize_t depth, end; /* end: one more than the last node whose function was noted */
     int is_lost;           /* calls are nested too deeply */
     PyObject *base;        /* the frame in which the recording began */
+    PyObject *shared;                /* id(tensor) -> a tensor that all examples share */
+    PyObject *entries;               /* the entries of all types, in their order */
+    PyObject *context;               /* the modes that calls are recorded in; NULL while nothing can be recorded */
+    int is_usual;                    /* whether 0 + x is x, if a node gives x */
+    Py_ssize_t num_modes;            /* how many modes see torch's functions if the user adds none */
+    struct Operation **operations;   /* known calls of torch functions, operators and methods: see _operations.h */
+    size_t room, num_operations;
 } KnownCalls;
+
+static PyTypeObject KnownCallsType;
+static void forget_operations(KnownCalls *self);
 
 #define SLOT(value, offset) (*(PyObject **)((char *)(value) + (offset)))
 
@@ -236,9 +251,9 @@ static Py_ssize_t offset_of(PyTypeObject *type, const char *name) {
 
 static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     PyTypeObject *lazy;
-    PyObject *as_value, *outside, *types, *numbers;
-    if (!PyArg_ParseTuple(args, "O!OO!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside, &NumbersType,
-                          &types, &NumbersType, &numbers))
+    PyObject *as_value, *outside, *types, *numbers, *shared, *entries;
+    if (!PyArg_ParseTuple(args, "O!OO!O!O!O!O!", &PyType_Type, &lazy, &as_value, &PyDict_Type, &outside,
+                          &NumbersType, &types, &NumbersType, &numbers, &PyDict_Type, &shared, &PyList_Type, &entries))
         return -1;
     if (!PyType_IsSubtype(lazy, &ValueType)) {
         PyErr_SetString(PyExc_TypeError, "lazy values are of a class derived from Value");
@@ -250,6 +265,8 @@ static int known_init(KnownCalls *self, PyObject *args, PyObject *keywords) {
     Py_XSETREF(self->outside, Py_NewRef(outside));
     Py_XSETREF(self->types, (Numbers *)Py_NewRef(types));
     Py_XSETREF(self->args, (Numbers *)Py_NewRef(numbers));
+    Py_XSETREF(self->shared, Py_NewRef(shared));
+    Py_XSETREF(self->entries, Py_NewRef(entries));
     Py_XSETREF(self->modules, PyDict_New());
     return self->modules == NULL ? -1 : 0;
 }
@@ -546,6 +563,19 @@ static PyObject *make_lazy(KnownCalls *self, PyObject *kind, long long ref) {
     return value;
 }
 
+/* The outputs of a node: one value or a plain tuple of values. */
+static PyObject *make_outputs(KnownCalls *self, PyObject *kinds, long long node) {
+    Py_ssize_t outputs = PyTuple_GET_SIZE(kinds);
+    if (outputs == 1) return make_lazy(self, PyTuple_GET_ITEM(kinds, 0), node);
+    PyObject *result = PyTuple_New(outputs);
+    for (Py_ssize_t i = 0; result != NULL && i < outputs; i++) {
+        PyObject *value = make_lazy(self, PyTuple_GET_ITEM(kinds, i), node + (i << REF_BITS));
+        if (value == NULL) Py_CLEAR(result);
+        else PyTuple_SET_ITEM(result, i, value);
+    }
+    return result;
+}
+
 static PyObject *add_node(KnownCalls *self, Signature *call, const long long *numbers, Py_ssize_t count) {
     if (!call->is_marked && enter(self) < 0) return NULL;
     long long node = self->types->size;
@@ -554,16 +584,8 @@ static PyObject *add_node(KnownCalls *self, Signature *call, const long long *nu
         self->args->size -= count;
         return NULL;
     }
-    if (call->kinds == NULL) return PyObject_CallMethod(call->entry, "outputs", "L", node);
-    Py_ssize_t outputs = PyTuple_GET_SIZE(call->kinds);
-    if (outputs == 1) return make_lazy(self, PyTuple_GET_ITEM(call->kinds, 0), node);
-    PyObject *result = PyTuple_New(outputs);
-    for (Py_ssize_t i = 0; result != NULL && i < outputs; i++) {
-        PyObject *value = make_lazy(self, PyTuple_GET_ITEM(call->kinds, i), node + (i << REF_BITS));
-        if (value == NULL) Py_CLEAR(result);
-        else PyTuple_SET_ITEM(result, i, value);
-    }
-    return result;
+    return call->kinds == NULL ? PyObject_CallMethod(call->entry, "outputs", "L", node)
+                               : make_outputs(self, call->kinds, node);
 }
 
 static PyObject *call_impl_name;
@@ -587,6 +609,26 @@ static PyObject *known_call(KnownCalls *self, PyObject *recorder, PyObject *cons
     return result;
 }
 
+static PyObject *spec_name, *shape_name;
+
+#include "_operations.h"
+
+/* within(context, is_usual): the modes that calls are recorded in from now on; None: nothing is recorded. */
+static PyObject *known_within(KnownCalls *self, PyObject *args) {
+    PyObject *context;
+    int is_usual;
+    if (!PyArg_ParseTuple(args, "Op", &context, &is_usual)) return NULL;
+    Py_XSETREF(self->context, context == Py_None ? NULL : Py_NewRef(context));
+    self->is_usual = is_usual;
+    Py_RETURN_NONE;
+}
+
+static PyObject *known_close(KnownCalls *self, PyObject *nothing) {
+    Py_CLEAR(self->context);
+    forget_operations(self);
+    return known_forget(self, nothing);
+}
+
 static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->lazy);
     Py_VISIT(self->as_value);
@@ -595,6 +637,15 @@ static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->own);
     Py_VISIT(self->codes);
     Py_VISIT(self->base);
+    Py_VISIT(self->shared);
+    Py_VISIT(self->entries);
+    Py_VISIT(self->context);
+    for (size_t i = 0; i < self->room; i++) {
+        if (self->operations[i] == NULL) continue;
+        Py_VISIT(self->operations[i]->entry);
+        Py_VISIT(self->operations[i]->kinds);
+        Py_VISIT(self->operations[i]->held);
+    }
     for (Py_ssize_t i = 0; i < self->depth; i++) Py_VISIT(self->open[i].frame);
     for (Py_ssize_t i = 0; i < NUMBERED; i++) Py_VISIT(self->numbered[i].code);
     return 0;
@@ -616,6 +667,10 @@ static int known_clear(KnownCalls *self) {
         Py_CLEAR(self->numbered[i].code);
         Py_CLEAR(self->numbered[i].instructions);
     }
+    Py_CLEAR(self->shared);
+    Py_CLEAR(self->entries);
+    Py_CLEAR(self->context);
+    forget_operations(self);
     return 0;
 }
 
@@ -635,13 +690,20 @@ static PyMethodDef known_methods[] = {
     {"end", (PyCFunction)known_end, METH_NOARGS, "All functions have returned."},
     {"learn", (PyCFunction)known_learn, METH_VARARGS, "learn(key, entry, type, kinds, is_marked=False), if there is room for it."},
     {"pass_by", (PyCFunction)known_pass_by, METH_O, "A module is no cell: its calls are torch's own."},
-    {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known holds no more."},
+    {"forget", (PyCFunction)known_forget, METH_NOARGS, "What is known of modules holds no more."},
+    {"record", (PyCFunction)(void (*)(void))known_record, METH_FASTCALL, "record(function, args, keywords, otherwise)"},
+    {"within", (PyCFunction)known_within, METH_VARARGS, "within(context, is_usual): the modes around further calls."},
+    {"close", (PyCFunction)known_close, METH_NOARGS, "Nothing more is recorded, and nothing is known any more."},
+    {NULL},
+};
+static PyMemberDef known_members[] = {
+    {"num_modes", T_PYSSIZET, offsetof(KnownCalls, num_modes), 0, "How many modes see torch's functions if the user adds none."},
     {NULL},
 };
 static PyTypeObject KnownCallsType = {
     PyVarObject_HEAD_INIT(NULL, 0)
     .tp_name = "edbatch.recording._calls.KnownCalls",
-    .tp_doc = "KnownCalls(lazy, as_value, outside, types, args): the signatures of cells that one recording knows.",
+    .tp_doc = "KnownCalls(lazy, as_value, outside, types, args, shared, entries): the calls that one recording knows.",
     .tp_basicsize = sizeof(KnownCalls),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = PyType_GenericNew,
@@ -650,6 +712,7 @@ static PyTypeObject KnownCallsType = {
     .tp_clear = (inquiry)known_clear,
     .tp_dealloc = (destructor)known_dealloc,
     .tp_methods = known_methods,
+    .tp_members = known_members,
 };
 
 /* ---- ModuleCall: takes the place of nn.Module.__call__ while somebody records */
@@ -737,6 +800,9 @@ static PyMethodDef functions[] = {
     {"set_no_tensor", set_no_tensor, METH_O, "set_no_tensor(address)"},
     {"living", living, METH_NOARGS, "living(): all values that are alive, the youngest first"},
     {"same_items", same_items, METH_VARARGS, "same_items(dicts, items)"},
+    {"set_up", set_up, METH_VARARGS, "set_up(Lazy, PendingSum, Ragged, Kind, Parameter, Tensor, Size, dtype, materialise, count_modes, arithmetic)"},
+    {"set_operator", set_operator, METH_VARARGS, "set_operator(name, forward, reflected)"},
+    {"named_stack", named_stack, METH_O, "named_stack(original)"},
     {NULL},
 };
 
@@ -754,8 +820,11 @@ PyMODINIT_FUNC PyInit__calls(void) {
     known_calls_name = PyUnicode_InternFromString("known_calls");
     call_impl_name = PyUnicode_InternFromString("_call_impl");
     one_name = PyUnicode_InternFromString("one");
-    if (one_name == NULL || known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
+    spec_name = PyUnicode_InternFromString("spec");
+    shape_name = PyUnicode_InternFromString("shape");
+    if (one_name == NULL || spec_name == NULL || shape_name == NULL || known_calls_name == NULL || call_impl_name == NULL || PyModule_AddType(module, &NumbersType) < 0 ||
         PyModule_AddType(module, &ValueType) < 0 ||
+        PyModule_AddType(module, &MethodType) < 0 || PyModule_AddType(module, &NamedType) < 0 ||
         PyModule_AddType(module, &KnownCallsType) < 0 || PyModule_AddType(module, &ModuleCallType) < 0)
         Py_CLEAR(module);
     return module;

@@ -5,10 +5,12 @@ from contextvars import ContextVar
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import nn
 
 from edbatch.recording.calls.entries import Entry
-from edbatch.recording.values.lazy import Kind, Lazy
+from edbatch.recording.types.kernel_cache import Context
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged
 
 class Numbers:
     """A growing array of 64-bit integers; `np.frombuffer` reads it."""
@@ -41,8 +43,12 @@ class KnownCalls:
         outside: dict[int, Lazy],
         types: Numbers,
         args: Numbers,
+        shared: dict[int, torch.Tensor],
+        entries: list[Entry],
         /,
     ) -> None: ...
+
+    num_modes: int  # how many modes see torch's functions if the user adds none
     def learn(
         self,
         key: tuple[Any, ...],
@@ -57,7 +63,25 @@ class KnownCalls:
     def pass_by(self, module: nn.Module, /) -> None:
         """Note that a module is no cell: its calls go straight to torch."""
 
-    def forget(self) -> None: ...
+    def forget(self) -> None:
+        """What is known of modules holds no more."""
+
+    def record(
+        self,
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        keywords: dict[str, Any] | None,
+        otherwise: Callable[..., Any],
+        /,
+    ) -> Any:
+        """The result of a call of a torch function; `otherwise` gives it if the call is not known."""
+
+    def within(self, context: Context | None, is_usual: bool, /) -> None:
+        """The modes around further calls; None: nothing is recorded. is_usual: 0 + x is x, if a node gives x."""
+
+    def close(self) -> None:
+        """Nothing more is recorded, and nothing is known any more."""
+
     def begin(self, codes: dict[CodeType, int], own: tuple[str, ...], sites: Numbers, spans: Numbers, /) -> None:
         """Note the functions that the calling frame calls, for `Recording.sites` and `spans`.
 
@@ -76,6 +100,52 @@ class ModuleCall:
 
     def __init__(self, active: ContextVar[Any], otherwise: Callable[..., Any], /) -> None: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class Method:
+    """A method or operator of lazy values: records calls that are known; `otherwise` gets all others.
+
+    function: what recorders take it for. are_data: numbers among its arguments are data. is_direct: its arguments reach
+    the recorder as they are. is_named: modes of torch see its calls, and the user may have added some.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        otherwise: Callable[..., Any],
+        are_data: bool,
+        is_direct: bool,
+        is_named: bool,
+        /,
+    ) -> None: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+class Named(Method):
+    """The same for a function in a namespace of torch, whose attributes it has, and to which it is equal."""
+
+    @property
+    def __wrapped__(self) -> Callable[..., Any]: ...
+
+def named_stack(original: Callable[..., Any], /) -> Named:
+    """A `Named` for `torch.stack`, which makes a list of values of one kind without a look at what is known."""
+
+def set_up(
+    lazy: type[Lazy],
+    pending: type[PendingSum],
+    ragged: type[Ragged],
+    kind: type[Kind],
+    parameter: type,
+    tensor: type,
+    size: type,
+    dtype: type,
+    materialise: Callable[..., Any],
+    count_modes: Callable[[], int],
+    arithmetic: frozenset[Any],
+    /,
+) -> None:
+    """Tell where lazy values have their slots; before this nothing is recorded in C."""
+
+def set_operator(name: str, forward: Method | None, reflected: Method | None, /) -> None:
+    """Set what an operator of lazy values does, with a value on the left, and only on the right."""
 
 def same_items(dicts: list[dict[Any, Any]], items: list[tuple[Any, ...]], /) -> bool:
     """Whether dicts still hold the very same objects, given as tuples of keys and values in turn."""

@@ -3,8 +3,8 @@
 In: a `Recorder` and a function. Out: what the function returns (`recording`). A TorchFunctionMode sees its calls of
 torch functions. To see the rest, methods of torch are replaced while anybody records (see `torch_state/hooks.py`):
 calls of modules and of `autograd.Function.apply`, and the entry and exit of autocast and of grad modes, which change
-what calls compute. For speed, `torch.stack` and `torch.cat` are replaced, too, and child modules are put into their
-parent's `__dict__`: `self.child` then costs 0.03 µs, not 1 µs.
+what calls compute. For speed, torch functions that models call often are replaced, too (`named_functions.py`), and
+child modules are put into their parent's `__dict__`: `self.child` then costs 0.03 µs, not 1 µs.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from torch.overrides import TorchFunctionMode
 
 from edbatch.errors import RecordingError
 from edbatch.recording.calls.fast_cells import OWN, ModuleCall, signature_of
-from edbatch.recording.calls.fast_functions import known
+from edbatch.recording.calls.named_functions import named_functions
 from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop, unhooked
 from edbatch.recording.program.module_watch import same_items
 from edbatch.recording.recorder import Recorder
-from edbatch.recording.values.lazy import Lazy
-from edbatch.recording.values.ragged import stack_alike
+from edbatch.recording.values.lazy import Lazy, original
 from edbatch.recording.values.refusals import TRANSFORMS
+from edbatch.torch_insides.modes import num_function_modes
 from edbatch.torch_insides.modules import CALL, buffers_in, children_in
 from edbatch.torch_insides.transforms import UNCHECKED
 from edbatch.torch_state.hooks import applying, hooked, replaces
@@ -35,18 +35,18 @@ from edbatch.torch_state.surroundings import Surroundings, inside
 
 T = TypeVar("T")
 _active = active.get
-FIRST_DIM: tuple[dict[str, int], ...] = ({}, {"dim": 0})
 
 
 class RecordingMode(TorchFunctionMode):
     def __init__(self, recorder: Recorder):
         super().__init__()
         self.recorder = recorder
+        self._record = recorder.known_calls.record
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if self.recorder.suspended:
             return func(*args, **(kwargs or {}))
-        return self.recorder.torch_function(func, args, kwargs or {})
+        return self._record(original(func), args, kwargs, self.recorder.torch_function)
 
 
 def _recording_call(original: Callable[..., Any]) -> Any:
@@ -68,6 +68,10 @@ def call_module(recorder: Recorder, module: nn.Module, args: tuple[Any, ...], kw
     if id(module) in recorder.plain:  # no cell: torch's own call, with no further frames on the stack
         recorder.known_calls.pass_by(module)
         return getattr(module, CALL)(*args, **kwargs)
+    if not recorder.has_called(module):
+        stand_in = recorder.kernels.made.stand_in(module)
+        if stand_in is not module:
+            return stand_in(*args, **kwargs)
     if not kwargs and recorder.is_cell(module):
         key, flat = signature_of(recorder, module, args)
         entry = recorder.entries.get(key)
@@ -131,41 +135,13 @@ def _record_applied(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     is_shared = tensors and all(t in recorder.shared for t in tensors)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # torch functions that it calls inside are not recorded
-        recorder.suspended = True
+        recorder.suspend(True)
         try:
             return function(*args, **kwargs)
         finally:
-            recorder.suspended = False
+            recorder.suspend(False)
 
     return recorder.shared.compute(function, args, kwargs, call) if is_shared else call(*args, **kwargs)
-
-
-def _recording_stack(original: Any) -> Any:
-    """`torch.stack` with a short cut for lists of lazy values. Torch would ask each one for `__torch_function__`, which
-    takes 0.3 µs."""
-
-    @functools.wraps(original)
-    def stack(*args: Any, **kwargs: Any) -> Any:
-        recorder = _active()
-        if recorder is not None and len(args) == 1 and kwargs in FIRST_DIM and type(args[0]) in (list, tuple):
-            rows = stack_alike(recorder, args[0])
-            if rows is not None:
-                return rows
-        return original(*args, **kwargs)
-
-    return stack
-
-
-def _recording_cat(original: Any) -> Any:
-    """`torch.cat` with a short cut for arguments like those of an earlier call. The user's own modes do not see it."""
-
-    @functools.wraps(original)
-    def cat(*args: Any, **kwargs: Any) -> Any:
-        recorder = _active()
-        found = None if recorder is None else known(recorder, original, args, kwargs)
-        return original(*args, **kwargs) if found is None else found
-
-    return cat
 
 
 _GRAD_MODES: dict[type, Callable[[Any], bool]] = {
@@ -191,8 +167,7 @@ def _refusing(original: Any) -> Any:
 for _holder, _name, _make in (
     *[(module, name, _refusing) for module, name in UNCHECKED],
     (nn.Module, "__call__", _recording_call),
-    (torch, "stack", _recording_stack),
-    (torch, "cat", _recording_cat),
+    *named_functions(),
     *[(torch.autocast, name, _refreshing) for name in ("__enter__", "__exit__")],
     *[(cls, "__enter__", _entering) for cls in _GRAD_MODES],
     *[(cls, "__exit__", _leaving) for cls in _GRAD_MODES],
@@ -247,6 +222,7 @@ def recording(recorder: Recorder, shortcuts: Shortcuts, function: Callable[..., 
 def _record(recorder: Recorder, function: Callable[..., T], *args: Any) -> T:
     active.set(recorder)
     applying.set(_record_applied)
+    recorder.known_calls.num_modes = num_function_modes() + 1
     if recorder.codes is not None:
         recorder.known_calls.begin(recorder.codes, OWN, recorder.sites, recorder.spans)
     with RecordingMode(recorder):
@@ -263,7 +239,7 @@ class _Clean:
         self._buffers = [(table, dict(table)) for table in self._shortcuts.buffers]
 
     def __exit__(self, *error: Any) -> None:
-        self._recorder.known_calls.forget()
+        self._recorder.known_calls.close()
         self._recorder.known_calls.end()
         assigned = []
         for table, before in self._buffers:

@@ -31,7 +31,7 @@ CLOSED = (str, bytes, int, float, complex, type, types.ModuleType, np.ndarray, S
 class AfterCall:
     """Takes the place of the recorder of values whose call is over: all that is done with them is done with tensors."""
 
-    is_open, is_usual, sums_grow_in = False, False, None
+    is_open, is_usual, sums_grow_in, known_calls = False, False, None, None
 
     def torch_function(self, func: Any, args: Any, kwargs: Any) -> Any:
         args, kwargs = pytree.tree_map_only(Lazy, tensor_of, (args, kwargs))

@@ -98,8 +98,17 @@ class Recorder:
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
         self.sites, self.spans = Numbers(), Numbers()  # where the user's code recorded the nodes: see `Recording`
-        self.known_calls = KnownCalls(Lazy, as_value, self._outside_of, self.types, self.args)
         self.shared = SharedTensors(self, shared)
+        self._all_entries: list[Entry] = []  # of each type
+        self.known_calls = KnownCalls(
+            Lazy,
+            as_value,
+            self._outside_of,
+            self.types,
+            self.args,
+            self.shared.tensors,
+            self._all_entries,
+        )
         self._called: dict[tuple[int, ...], Called] = {}  # by the ids of a target and its owners
         self._entries_of: dict[Context, dict[Hashable, Entry]] = {}
         self._contexts: dict[Context, Context] = {}  # each once, so that they are compared by identity
@@ -131,10 +140,21 @@ class Recorder:
         """Called whenever the user's code may have changed grad mode or autocast."""
         self.known_calls.forget()
         context = Context.current()
-        self.context = self.sums_grow_in = self._contexts.setdefault(context, context)
+        self.context = self._contexts.setdefault(context, context)
         self.entries = self._entries_of.setdefault(self.context, {})
+        self.suspend(self.suspended)
+
+    def suspend(self, is_suspended: bool) -> None:
+        """Called around what runs by itself, such as a cell that is captured: lazy values cannot be used in it."""
+        self.suspended = is_suspended
+        self.record_in(None if is_suspended else self.context)
+
+    def record_in(self, context: Context | None) -> None:
+        """The context that calls are recorded in from now on; None: nothing can be recorded."""
+        self.sums_grow_in = context
         # Whether grad modes inside the batched call change nothing. Then 0 + x is x, if a node gives x.
-        self.is_usual = self.grad_in_training and (context.grad or len(self._contexts) == 1)
+        is_usual = self.grad_in_training and context is not None and (context.grad or len(self._contexts) == 1)
+        self.known_calls.within(context, is_usual)
 
     def kind(self, spec: Spec) -> Kind:
         found = self._kinds.get(spec)
@@ -221,7 +241,8 @@ class Recorder:
 
     def close(self) -> None:
         """Let the lazy values be used no more."""
-        self.is_open, self.sums_grow_in = False, None
+        self.is_open = False
+        self.record_in(None)
 
     def finish(self) -> Recording:
         """Close the recording: its lazy values can be used no more."""
@@ -327,10 +348,15 @@ class Recorder:
             node_type = node_type if name == node_type.name else replace(node_type, name=name)
             found = Entry(len(self.node_types), node_type, tuple(self.kind(spec) for spec in node_type.kernel.outputs))
             self.node_types.append(node_type)
+            self._all_entries.append(found)
             entries[key] = found
         return found
 
     # ---- cells
+
+    def has_called(self, module: nn.Module) -> bool:
+        """Whether a module was called before."""
+        return (id(module),) in self._called
 
     def is_cell(self, module: nn.Module) -> bool:
         """Whether a module was called before and is a cell."""

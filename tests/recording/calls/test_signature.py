@@ -121,6 +121,21 @@ def test_keys_of_functions_are_those_of_parts(drawn, are_data):
     while_recording(compare)
 
 
+def in_other_modes(v, n):
+    with torch.set_grad_enabled(n % 2 == 0):
+        return (v["value"] + v["computed"]).tanh() * v["sum"]
+
+
+def rows_in_other_modes(v, n):
+    rows = torch.stack([v["value"], v["computed"]])
+    with torch.set_grad_enabled(n % 2 == 0):
+        return rows.sum(0) + rows.exp().softmax(0)[0]
+
+
+def rows_of(value, n):
+    return torch.stack([value] * (1 + n % 3))
+
+
 CALLS = {
     "plus a number": (lambda v, n: v["value"] + n, ints | floats),
     "a product": (lambda v, n: v["value"] * n, ints | floats | st.sampled_from([True])),
@@ -139,11 +154,46 @@ CALLS = {
     "an index": (lambda v, n: v["value"][n % 3], ints),
     "a slice": (lambda v, n: v["value"][n % 3 :], ints),
     "softmax": (lambda v, n: F.softmax(v["value"], dim=n % 2 - 1), ints),
-    "rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)).max(0)[0], ints),
-    "mean of rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)).mean(dim=0), ints),
-    "rows times a number": (lambda v, n: torch.tanh(torch.stack([v["value"]] * (1 + n % 3))) * v["number"], ints),
-    "rows times a vector": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3)) @ v["computed"], ints),
-    "rows in a layer": (lambda v, n: F.linear(torch.stack([v["value"]] * (1 + n % 3)), WEIGHT), ints),
+    "torch.sigmoid": (lambda v, n: torch.sigmoid(v["value"] + v["computed"] if n % 2 else v["computed"]), ints),
+    "methods": (lambda v, n: v["value"].tanh().unsqueeze(n % 2).squeeze(dim=n % 2).view((3,)), ints),
+    "chunk": (lambda v, n: torch.chunk(v["value"], 1 + n % 3, dim=-1)[0].sum() * v["value"].split([1, 2])[1], ints),
+    "functions written in Python": (lambda v, n: F.relu(F.dropout(v["value"], 0.0, training=n % 2 == 0)), ints),
+    "operands by name": (lambda v, n: F.mse_loss(target=v["value"], input=v["computed"]), ints),
+    "a function of itself": (lambda v, n: F.mse_loss(target=v["value"], input=v["value"]), ints),
+    "operators": (lambda v, n: -v["value"] - v["computed"] * BIAS - 0.5 * abs(v["number"]) ** n, st.integers(1, 3)),
+    "a tensor on the left": (lambda v, n: START * v["value"] - BIAS @ v["computed"], ints),
+    "a tensor on the right": (lambda v, n: v["value"] / START + 2.0, ints),
+    "a tensor alone": (lambda v, n: [v["value"] / START, v["value"].exp(), v["value"] * START.exp()][1:], ints),
+    "a tensor and a parameter": (lambda v, n: [v["value"] * START, BIAS * v["value"], BIAS * START][n % 3], ints),
+    "a row of a parameter": (lambda v, n: WEIGHT[n % 3] * v["value"], ints),
+    "0 + x": (lambda v, n: [0, 0.0, False, 3][n % 4] + v["computed"], ints),
+    "long sums": (lambda v, n: (sum([v["value"], v["computed"], v["value"]]) + v["sum"]).exp() + v["growing"], ints),
+    "a sum twice": (lambda v, n: torch.maximum(v["sum"], v["sum"]) * v["sum"], ints),
+    "sums that branch": (
+        lambda v, n: [s := v["value"] + v["computed"], s + v["value"], s + v["computed"]][n % 3],
+        ints,
+    ),
+    "indices": (lambda v, n: v["value"].view(3, 1)[n % 3, 0] * v["value"][None, -1 - n % 3, ..., None], ints),
+    "an ellipsis": (lambda v, n: v["value"].view(1, 3)[..., n % 3 : 3][0, ...], ints),
+    "in other modes": (lambda v, n: in_other_modes(v, n), ints),
+    "rows in other modes": (lambda v, n: rows_in_other_modes(v, n), ints),
+    "a dtype": (lambda v, n: v["value"].to([torch.float32, torch.float64][n % 2]), ints),
+    "a result with names": (lambda v, n: v["value"].max([0, -1][n % 2], keepdim=n > 0).values, ints),
+    "einsum": (lambda v, n: torch.einsum(["i,i->", "i,i->i"][n % 2], v["value"], v["computed"]), ints),
+    "rows twice": (lambda v, n: [r := rows_of(v["value"], n), r.tanh() * r, r.sum(0)][2], ints),
+    "rows of two lengths": (lambda v, n: torch.stack([v["value"]] * 2) + torch.stack([v["value"]] * (1 + n % 2)), ints),
+    "softmax of rows": (
+        lambda v, n: rows_of(v["number"], n).softmax(0) @ rows_of(v["value"], n),
+        ints,
+    ),
+    "sum of rows": (lambda v, n: torch.stack([v["value"]] * (1 + n % 3), dim=0).sum(dim=[0, -1][n % 2]), ints),
+    "rows of sums": (lambda v, n: torch.stack([v["sum"], v["growing"]]).logsumexp(0), ints),
+    "elements of rows": (lambda v, n: torch.stack([v["value"], v["computed"]])[n % 2].exp(), ints),
+    "rows": (lambda v, n: rows_of(v["value"], n).max(0)[0], ints),
+    "mean of rows": (lambda v, n: rows_of(v["value"], n).mean(dim=0), ints),
+    "rows times a number": (lambda v, n: torch.tanh(rows_of(v["value"], n)) * v["number"], ints),
+    "rows times a vector": (lambda v, n: rows_of(v["value"], n) @ v["computed"], ints),
+    "rows in a layer": (lambda v, n: F.linear(rows_of(v["value"], n), WEIGHT), ints),
 }
 USUAL = [
     "plus a number",
@@ -155,6 +205,16 @@ USUAL = [
     "sum",
     "softmax",
     "clamp by a number",
+    "torch.sigmoid",
+    "methods",
+    "chunk",
+    "functions written in Python",
+    "operators",
+    "long sums",
+    "indices",
+    "an ellipsis",
+    "a dtype",
+    "einsum",
 ]
 calls = st.one_of(
     *[numbers.map(lambda n, name=name: (name, n)) for name, (_, numbers) in CALLS.items()],
@@ -194,6 +254,10 @@ def record(program):
     return keys, recording.types.tolist(), recording.args.tolist()
 
 
+def without_operations_in_c(self, context):
+    self.sums_grow_in = context
+
+
 @pytest.fixture
 def long_way(monkeypatch):
     """A function that does something without any short cut."""
@@ -201,10 +265,9 @@ def long_way(monkeypatch):
     def do(function, *args):
         with monkeypatch.context() as patch:
             patch.setattr(interception, "signature_of", lambda *call: ((), []))
-            patch.setattr(interception, "stack_alike", lambda *call: None)
-            for module in (interception, recorder):
-                patch.setattr(module, "known", lambda *call: None)
+            patch.setattr(recorder, "known", lambda *call: None)
             patch.setattr(recorder, "known_rows", lambda *call: None)
+            patch.setattr(recorder.Recorder, "record_in", without_operations_in_c)
             return function(*args)
 
     return do

@@ -60,6 +60,7 @@ def test_tensors_of_a_call_are_not_kept():
     assert weak() is None
 
 
+@pytest.mark.filterwarnings("ignore:each of the last:RuntimeWarning")
 def test_few_are_kept():
     batched = edbatch.batch(lambda x: x * 2)
     for size in range(1, 3 * type_set.MAX_SETS):

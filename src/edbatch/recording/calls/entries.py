@@ -51,7 +51,7 @@ class Signature(NamedTuple):
 class Entry:
     """A type of node inside a recording, with what is needed to add one more node quickly."""
 
-    __slots__ = ("id", "is_ordered", "is_plain", "kinds", "simple", "type")
+    __slots__ = ("id", "is_ordered", "is_plain", "kinds", "num_args", "simple", "type")
 
     def __init__(self, identity: int, node_type: NodeType, kinds: tuple[Kind, ...]):
         self.id = identity
@@ -59,6 +59,9 @@ class Entry:
         self.kinds = kinds
         self.is_ordered = isinstance(node_type.kernel, InOrder)
         self.is_plain = not node_type.kernel.writes and not self.is_ordered  # others: `writes`, `Recorder._in_turn`
+        is_list = any(slot in (Slot.LIST, Slot.SUM) for slot in node_type.slots)
+        # How many numbers a node of this type has among the args of the recording; -1 if that differs.
+        self.num_args = -1 if is_list else sum(slot is not Slot.OFFSETS for slot in node_type.slots)
         marks = tuple([object() for _ in kinds])
         shape = node_type.kernel.unflatten(list(marks))
         is_tuple = type(shape) is tuple and shape == marks and len(marks) > 1
@@ -99,8 +102,11 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
     rows = tuple(o.spec if isinstance(o, Kind) else o for o in parts.operands)
     run = module_call.__get__(target) if isinstance(target, nn.Module) else getattr(target, "function", target)
     function = calling(run, args, kwargs, len(rows))
+    num_captured = recorder.kernels.num_captured
     kernel = _kernel(recorder, function, parts, rows, target, cell)
     name = recorder.names.call(target, args, kwargs, parts)
+    if recorder.kernels.num_captured > num_captured:
+        recorder.kernels.growth.note(name)
     if cell is None and not kernel.outputs:
         raise RecordingError(f"{name} gives no tensor, so it cannot be asked while examples are recorded; leave it out")
     if any(isinstance(leaf, Lazy) for leaf in pytree.tree_leaves(kernel.unflatten([None] * len(kernel.outputs)))):
@@ -133,11 +139,11 @@ def _kernel(
     def found() -> Kernel:
         active.set(None)
         plain_loop.set(True)  # a batched function that a cell calls is a plain loop
-        recorder.suspended, recorder.sums_grow_in = True, None
+        recorder.suspend(True)
         key = lasting_key(parts.key, parts.shared), rows, shared, recorder.context
         return recorder.kernels.kernel(function, rows, shared, key, target, cell, reason)
 
     try:
         return inside((Surroundings(active, plain_loop), Undrawn(*parts.generators)), found)
     finally:
-        recorder.suspended, recorder.sums_grow_in = False, recorder.context
+        recorder.suspend(False)

@@ -15,15 +15,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from edbatch.recording.values.lazy import Lazy, PendingSum
+from edbatch.recording.calls.fast_functions import ARITHMETIC
+from edbatch.recording.values.lazy import Kind, Lazy, PendingSum, Ragged
+from edbatch.recording.values.ragged import materialise
 from edbatch.spec import float_bits, is_tensor
+from edbatch.torch_insides.modes import num_function_modes
 
 try:
-    from edbatch.recording._calls import KnownCalls, ModuleCall, Numbers
+    from edbatch.recording._calls import KnownCalls, ModuleCall, Named, Numbers, named_stack, set_up
 
     RECORDS_IN_C = True
+    _TORCH = nn.Parameter, torch.Tensor, torch.Size, torch.dtype
+    set_up(Lazy, PendingSum, Ragged, Kind, *_TORCH, materialise, num_function_modes, frozenset(ARITHMETIC))
 except ImportError:
     RECORDS_IN_C = False
+    Named = named_stack = None  # type: ignore[assignment, misc]
     Numbers = partial(array, "q")  # type: ignore[assignment, misc]
 
     class KnownCalls:  # type: ignore[no-redef]
@@ -38,6 +44,16 @@ except ImportError:
 
         def forget(self) -> None:
             """There is nothing to forget."""
+
+        def record(self, function: Any, args: Any, keywords: Any, otherwise: Any) -> Any:
+            """No call is known."""
+            return otherwise(function, args, keywords or {})
+
+        def within(self, context: Any, is_usual: bool) -> None:
+            """Does nothing."""
+
+        def close(self) -> None:
+            """Does nothing."""
 
         def begin(self, *args: Any) -> None:
             """Does nothing: without C, nobody looks at frames."""
@@ -59,7 +75,17 @@ _ROOT = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
 _ROOMS = "recording", "replay", "cells", "torch_state", "pipeline.py", "batched.py"
 OWN = (os.path.dirname(torch.__file__), *[os.path.join(_ROOT, room) for room in _ROOMS])  # files not of the user
 
-__all__ = ["OWN", "RECORDS_IN_C", "KnownCalls", "ModuleCall", "Numbers", "as_value", "signature_of"]  # fmt: skip
+__all__ = [
+    "OWN",
+    "RECORDS_IN_C",
+    "KnownCalls",
+    "ModuleCall",
+    "Named",
+    "Numbers",
+    "as_value",
+    "named_stack",
+    "signature_of",
+]
 
 
 class _NoValue:

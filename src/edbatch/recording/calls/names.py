@@ -31,7 +31,7 @@ from edbatch.layout.layout import Slot
 from edbatch.recording.calls.signature import Child, Operand, Parts, Shared
 from edbatch.recording.program.paths import NAMED, Paths, find_paths
 from edbatch.recording.types.kernel_cache import Context
-from edbatch.recording.values.lazy import Kind
+from edbatch.recording.values.lazy import Kind, original
 from edbatch.spec import Spec
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
@@ -103,6 +103,7 @@ class Names(UniqueNames):
         return _spec_text(spec, self._device.type)
 
     def _text(self, value: Any, parts: Parts | None = None) -> str:
+        value = original(value)
         kind = type(value)
         if kind is Operand and parts is not None:
             return self._operand(parts.operands[value.position], parts.slots[value.position])

@@ -29,14 +29,14 @@ class SharedTensors:
 
     def __init__(self, recorder: Recorder, tensors: Iterable[torch.Tensor]):
         self._recorder = recorder
-        self._tensors = {id(t): t for t in tensors}
+        self.tensors = {id(t): t for t in tensors}  # `_calls.c` reads it, too
         self._derived: set[int] = set()
         self._times_given: dict[int, int] = {}  # how often a computed result was given to the user, by its identity
         self._would_require_grad: set[int] = set()  # if gradients were on
         self._results: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
-        return isinstance(tensor, nn.Parameter) or id(tensor) in self._tensors
+        return isinstance(tensor, nn.Parameter) or id(tensor) in self.tensors
 
     def is_differentiable(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor is shared and requires a gradient, or would in training: both must give the same graph."""
@@ -65,7 +65,7 @@ class SharedTensors:
         self._results[key] = result, _version(result), parts.shared  # kept, since the key holds only their ids
         made = [t for t in flatten((result,), {}) if isinstance(t, torch.Tensor) and t not in self]
         if made:
-            self._tensors.update((id(t), t) for t in made)
+            self.tensors.update((id(t), t) for t in made)
             self._derived.update(map(id, made))
             recorder.names.derive(made, func, args, kwargs)
             if recorder.grad_in_training and not recorder.context.grad:
@@ -80,7 +80,7 @@ class SharedTensors:
 
     def is_given_twice(self, memory: int) -> bool:
         """Whether a computed result in this memory was given out more than once: not only its writer holds it."""
-        in_memory = [number for number, t in self._tensors.items() if memory_of(t) == memory]
+        in_memory = [number for number, t in self.tensors.items() if memory_of(t) == memory]
         if any(number not in self._derived for number in in_memory):
             return False  # views of a parameter or buffer, which all see what is written there
         return any(self._times_given.get(number, 0) > 1 for number in in_memory)

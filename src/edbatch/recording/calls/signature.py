@@ -21,7 +21,7 @@ from torch import nn
 from edbatch.errors import RecordingError
 from edbatch.layout.layout import Slot
 from edbatch.recording.program.attributes import Same
-from edbatch.recording.values.lazy import Kind, Lazy, Ragged
+from edbatch.recording.values.lazy import Kind, Lazy, Ragged, original
 from edbatch.recording.values.ragged import materialise
 from edbatch.spec import OWN_RULES, Spec, float_bits, own_rules
 from edbatch.torch_insides import pytree
@@ -152,6 +152,7 @@ class Parts:
         return Shared(position)
 
     def _other(self, value: Any, static: bool) -> Any:
+        value = original(value)
         children, structure = pytree.tree_flatten(value)
         if not structure.is_leaf():
             self.key.append(ContainerStructure(type(value), structure))

@@ -21,6 +21,7 @@ from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel, Mask
 from edbatch.errors import CaptureError, EdbatchError, GradientError, RecordingError
 from edbatch.recording.program.attributes import Same
+from edbatch.recording.program.made_modules import MadeModules
 from edbatch.recording.program.marking import (
     CellFunction,
     CellOptions,
@@ -31,6 +32,7 @@ from edbatch.recording.program.marking import (
 )
 from edbatch.recording.program.module_watch import Watch, hooks_of, state_of
 from edbatch.recording.program.paths import Paths
+from edbatch.recording.types.growth import Growth
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec
 from edbatch.torch_insides.modes import DisableTorchFunction, InferenceMode, is_any_autocast_enabled
@@ -92,6 +94,9 @@ class KernelCache:
 
     def __init__(self, paths: Paths):
         self.paths = paths
+        self.made = MadeModules(paths)
+        self.growth = Growth()
+        self.num_captured = 0
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
         self._cells: dict[tuple[int, ...], tuple[Watch, Cell]] = {}  # by the ids of a target and its owners
         self._lock = threading.RLock()
@@ -181,6 +186,7 @@ class KernelCache:
         if found is None or not found.is_current:
             if len(kernels) >= MAX_KERNELS:
                 del kernels[next(iter(kernels))]
+            self.num_captured += 1
             found = kernels[key] = _capture(function, rows, shared, cell, self.paths.name_of(target), reason)
         return found
 

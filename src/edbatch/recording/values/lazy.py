@@ -24,14 +24,15 @@ if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
     from edbatch.recording.types.kernel_cache import Context
 
+IN_C = True
 try:
-    from edbatch.recording._calls import Value, set_no_tensor
+    from edbatch.recording._calls import Method, Named, Value, set_no_tensor, set_operator
     from edbatch.recording._calls import living as living
 
     set_no_tensor(undefined_tensor())
     ARE_TENSORS = True
 except ImportError:  # there was no C compiler at installation
-    Value, living, ARE_TENSORS = object, None, False  # type: ignore[misc, assignment]
+    Value, Named, living, ARE_TENSORS, IN_C = object, None, None, False, False  # type: ignore[misc, assignment]
 except (OSError, ValueError):  # torch's library has another name here
     ARE_TENSORS = False
 
@@ -48,11 +49,12 @@ class Kind:
     value and has a reference.
     """
 
-    __slots__ = ("one", "pending", "recorder", "rows", "spec", "sum_key")
+    __slots__ = ("calls", "one", "pending", "recorder", "rows", "spec", "sum_key")
 
     def __init__(self, spec: Spec, recorder: Any, one: Kind | None = None):
         self.spec = spec
         self.recorder = recorder
+        self.calls = recorder.known_calls  # for `_calls.c`, which looks for it in every call
         self.one = one or self
         self.rows = Kind(spec, recorder, self) if one is None else self
         self.pending = Kind(spec, recorder, self) if one is None and spec.dtype.is_floating_point else None
@@ -106,38 +108,7 @@ class Lazy(Value):
 
     @classmethod
     def __torch_function__(cls, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return owner(args, kwargs or {}).torch_function(func, args, kwargs or {})
-
-    def __add__(self, other: Any) -> Any:
-        kind = self.kind
-        if type(other) is Lazy and other.kind is kind and kind.pending is not None:  # two terms, without detours
-            context = kind.recorder.sums_grow_in
-            if context is not None:
-                value = PendingSum()
-                value.kind = kind.pending
-                value.ref = [self.ref, other.ref], 2, context
-                return value
-        return kind.recorder.plus(self, other)
-
-    def __radd__(self, other: Any) -> Any:
-        kind = self.kind
-        if type(other) is int and other == 0 and type(self) is not Ragged and kind.recorder.sums_grow_in is not None:
-            if type(self) is Lazy and kind.pending is not None and self.ref >= 0 and kind.recorder.is_usual:
-                value = PendingSum()  # Python's sum() begins with 0: the common case, without detours
-                value.kind = kind.pending
-                value.ref = [self.ref], 1, kind.recorder.sums_grow_in
-                return value
-            if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # 0 + mask is a number
-                return kind.recorder.plus(other, self)
-            if type(self) is Lazy and kind.pending is not None:
-                return pending([self.ref], kind.recorder.sums_grow_in, kind)
-            same = Lazy() if type(self) is Lazy else PendingSum()
-            same.kind, same.ref = kind, self.ref
-            return same
-        return kind.recorder.plus(other, self)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.kind.recorder.getitem(self, key)
+        return owner(args, kwargs or {}).torch_function(original(func), args, kwargs or {})
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.kind.recorder.torch_function(torch.Tensor.__setitem__, (self, key, value), {})
@@ -148,7 +119,7 @@ class Lazy(Value):
         return self.shape[0]
 
     def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
+        return (operator.getitem(self, i) for i in range(len(self)))  # type: ignore[call-overload]
 
     def __bool__(self) -> bool:
         return bool(self.kind.recorder.read(self, "as a truth value (if, while, and, or, not)"))
@@ -205,18 +176,6 @@ class PendingSum(Lazy):
 
     __slots__ = ()
 
-    def __add__(self, other: Any) -> Any:
-        kind = self.kind
-        if type(other) is Lazy and other.kind is kind.one:  # one more term: the common case, without detours
-            terms, count, context = self.ref
-            if len(terms) == count and context is kind.recorder.sums_grow_in:
-                terms.append(other.ref)
-                value = PendingSum()
-                value.kind = kind
-                value.ref = terms, count + 1, context
-                return value
-        return kind.recorder.plus(self, other)
-
 
 set_class: Callable[[Lazy, type], None] = object.__dict__["__class__"].__set__
 
@@ -254,6 +213,11 @@ def others_alive(value: Lazy, refs: Container[int]) -> bool:
     return any(other.kind.recorder is recorder and other.ref in refs for other in found)
 
 
+def original(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch; not what stands in its place while somebody records, and where it may have found itself."""
+    return function.__wrapped__ if type(function) is Named else function
+
+
 def owner(args: Any, kwargs: Any) -> Recorder:
     """The recorder of the first lazy value among arguments."""
     stack = [*args, *kwargs.values()]
@@ -286,7 +250,41 @@ def leaked(value: Lazy) -> LeakedValueError:
     )
 
 
-def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
+def _add(self: Lazy, other: Any) -> Any:
+    return self.kind.recorder.plus(self, other)
+
+
+def _add_to(self: Lazy, other: Any) -> Any:
+    """`other + self`, where other is no lazy value. Python's sum() begins with 0."""
+    kind = self.kind
+    if type(other) is int and other == 0 and type(self) is not Ragged and kind.recorder.sums_grow_in is not None:
+        if kind.spec.dtype is torch.bool or kind.recorder.drops_grad(self):  # 0 + mask is a number
+            return kind.recorder.plus(other, self)
+        if type(self) is Lazy and kind.pending is not None:
+            return pending([self.ref], kind.recorder.sums_grow_in, kind)
+        same = Lazy() if type(self) is Lazy else PendingSum()
+        same.kind, same.ref = kind, self.ref
+        return same
+    return kind.recorder.plus(other, self)
+
+
+def _getitem(self: Lazy, key: Any) -> Any:
+    return self.kind.recorder.getitem(self, key)
+
+
+def _operator(name: str, function: Callable[..., Any], forward: Any, reflected: Any = None) -> None:
+    """An operator of lazy values: in C a slot of their type, which hands on the calls that are not known there."""
+    if IN_C:
+        are_data = name in ARITHMETIC
+        ways = [way and Method(function, way, are_data, True, False) for way in (forward, reflected)]
+        set_operator(name, *ways)
+        return
+    setattr(Lazy, f"__{name}__", forward)
+    if reflected is not None:
+        setattr(Lazy, f"__r{name}__", reflected)
+
+
+def _binary(name: str, function: Callable[[Any, Any], Any]) -> tuple[Any, Any]:
     def forward(self: Lazy, other: Any) -> Any:
         if other is None:
             return NotImplemented
@@ -295,8 +293,7 @@ def _binary(name: str, function: Callable[[Any, Any], Any]) -> None:
     def reflected(self: Lazy, other: Any) -> Any:
         return self.kind.recorder.torch_function(function, (other, self), {})
 
-    setattr(Lazy, f"__{name}__", forward)
-    setattr(Lazy, f"__r{name}__", reflected)
+    return forward, reflected
 
 
 def _in_place(name: str) -> None:
@@ -309,21 +306,26 @@ def _in_place(name: str) -> None:
     setattr(Lazy, f"__i{name}__", method)
 
 
-def _unary(name: str, function: Callable[[Any], Any]) -> None:
+def _unary(function: Callable[[Any], Any]) -> Any:
     def forward(self: Lazy) -> Any:
         return self.kind.recorder.torch_function(function, (self,), {})
 
-    setattr(Lazy, f"__{name}__", forward)
+    return forward
 
 
+ARITHMETIC = ("add", "sub", "mul", "truediv")  # operators whose numbers are data of the call
+_operator("add", operator.add, _add, _add_to)
+_operator("getitem", operator.getitem, _getitem)
 for _name in ("sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and", "or", "xor", "lshift", "rshift"):
-    _binary(_name, getattr(operator, f"__{_name}__"))
+    _function = getattr(operator, f"__{_name}__")
+    _operator(_name, _function, *_binary(_name, _function))
 for _name in OPERATORS:
     _in_place(_name)
 for _name in ("lt", "le", "gt", "ge", "eq", "ne"):
-    _binary(_name, getattr(operator, _name))
+    setattr(Lazy, f"__{_name}__", _binary(_name, getattr(operator, _name))[0])
 for _name in ("neg", "pos", "abs", "invert"):
-    _unary(_name, getattr(operator, f"__{_name}__"))
+    _function = getattr(operator, f"__{_name}__")
+    _operator(_name, _function, _unary(_function))
 
 
 def _reader(name: str) -> None:
@@ -335,16 +337,17 @@ def _reader(name: str) -> None:
 
 def _attribute(name: str, attribute: Any) -> None:
     """A method or property of torch.Tensor. Not by __getattr__: Python then could not specialise access to slots."""
+    is_method = callable(attribute)
+    function = attribute if is_method else attribute.__get__
 
     def method(self: Lazy, *args: Any, **kwargs: Any) -> Any:
-        return self.kind.recorder.torch_function(attribute, (self, *args), kwargs)
+        return self.kind.recorder.torch_function(function, (self, *args), kwargs)
 
-    def getter(self: Lazy) -> Any:
-        return self.kind.recorder.torch_function(attribute.__get__, (self,), {})
-
-    setattr(Lazy, name, method if callable(attribute) else property(getter))
+    way = Method(function, method, name in DATA_METHODS, True, False) if IN_C else method
+    setattr(Lazy, name, way if is_method else property(way))
 
 
+DATA_METHODS = ("add", "sub", "mul", "div")
 for _name in READING:
     _reader(_name)
 for _name in dir(torch.Tensor):
