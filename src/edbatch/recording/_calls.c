@@ -225,6 +225,7 @@ typedef struct {
     PyObject *base;        /* the frame in which the recording began */
     PyObject *shared;                /* id(tensor) -> a tensor that all examples share */
     PyObject *entries;               /* the entries of all types, in their order */
+    PyObject *note_part;             /* is told of the parts that are taken of values, see `writes.py`; NULL: nobody asks */
     PyObject *context;               /* the modes that calls are recorded in; NULL while nothing can be recorded */
     int is_usual;                    /* whether 0 + x is x, if a node gives x */
     Py_ssize_t num_modes;            /* how many modes see torch's functions if the user adds none */
@@ -625,6 +626,7 @@ static PyObject *known_within(KnownCalls *self, PyObject *args) {
 
 static PyObject *known_close(KnownCalls *self, PyObject *nothing) {
     Py_CLEAR(self->context);
+    Py_CLEAR(self->note_part);
     forget_operations(self);
     return known_forget(self, nothing);
 }
@@ -640,6 +642,7 @@ static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->shared);
     Py_VISIT(self->entries);
     Py_VISIT(self->context);
+    Py_VISIT(self->note_part);
     for (size_t i = 0; i < self->room; i++) {
         if (self->operations[i] == NULL) continue;
         Py_VISIT(self->operations[i]->entry);
@@ -697,6 +700,7 @@ static PyMethodDef known_methods[] = {
     {NULL},
 };
 static PyMemberDef known_members[] = {
+    {"note_part", T_OBJECT, offsetof(KnownCalls, note_part), 0, "Called with (part, value, the value's reference, index)."},
     {"num_modes", T_PYSSIZET, offsetof(KnownCalls, num_modes), 0, "How many modes see torch's functions if the user adds none."},
     {NULL},
 };

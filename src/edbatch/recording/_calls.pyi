@@ -48,6 +48,7 @@ class KnownCalls:
         /,
     ) -> None: ...
 
+    note_part: Callable[[tuple[Any, ...]], object] | None  # is told of the parts that are taken of values
     num_modes: int  # how many modes see torch's functions if the user adds none
     def learn(
         self,

@@ -944,6 +944,20 @@ static int bring_into_bounds(Call *call, PyObject *value, PyObject *key) {
     return is_inside;
 }
 
+/* Tell `note_part` of a part that an integer, and perhaps slices, took of a value. */
+static PyObject *noted_part(KnownCalls *known, PyObject *part, PyObject *value, PyObject *key) {
+    int has_number = PyLong_CheckExact(key);
+    for (Py_ssize_t i = 0; !has_number && PyTuple_CheckExact(key) && i < PyTuple_GET_SIZE(key); i++)
+        has_number = PyLong_CheckExact(PyTuple_GET_ITEM(key, i));
+    if (part == NULL || !has_number || known->note_part == NULL) return part;
+    PyObject *noted = PyTuple_Pack(4, part, value, SLOT(value, at.ref), key);
+    PyObject *done = noted == NULL ? NULL : PyObject_CallOneArg(known->note_part, noted);
+    if (done == NULL) Py_CLEAR(part);
+    Py_XDECREF(noted);
+    Py_XDECREF(done);
+    return part;
+}
+
 static PyObject *value_index(PyObject *value, PyObject *key) {
     if (indexing == NULL || at.lazy == NULL) return PyErr_Format(PyExc_TypeError, "values are not set up");
     PyObject *args[2] = {value, key};
@@ -955,7 +969,7 @@ static PyObject *value_index(PyObject *value, PyObject *key) {
     if (is_described < 0) return NULL;
     if (is_described == 0) return PyObject_Vectorcall(indexing->otherwise, args, 2, NULL);
     Operation *found = operation_of(known, &call);
-    if (found != NULL) return record_operation(&call, found);
+    if (found != NULL) return noted_part(known, record_operation(&call, found), value, key);
     Py_ssize_t nodes = known->types->size, numbers = known->args->size;
     Py_INCREF(known);
     Py_INCREF(value);

@@ -116,6 +116,7 @@ class Recorder:
         self.lineage = Lineage(self)
         self.given = GivenValues(self)
         self.parts: deque[writes.Part] = deque(maxlen=32)  # the last that were taken
+        self.known_calls.note_part = self.parts.append
         self.overwritten = writes.Overwritten(self)
         self.sums_grow_in: Context | None  # the present context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from edbatch.errors import InPlaceError
-from edbatch.recording.calls.indexing import put_at
+from edbatch.recording.calls.indexing import in_bounds, put_at
 from edbatch.recording.values.lazy import Lazy, PendingSum, Ragged, others_alive, rows_of, set_class
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
@@ -79,7 +79,9 @@ def _part(recorder: Recorder, value: Lazy) -> Part | None:
     found = next((part for part in reversed(recorder.parts) if part[0] is value), None)
     if found is None:
         return None
-    _, base, ref, _ = found
+    value, base, ref, index = found
+    if type(base) is Lazy and not isinstance(index, list):  # noted in C, as the user has written it
+        found = value, base, ref, in_bounds(index if isinstance(index, tuple) else (index,), base.shape)
     is_list = type(base) is Ragged and base.context is recorder.context
     return found if base.ref == ref and (is_list or type(base) is Lazy) else None
 

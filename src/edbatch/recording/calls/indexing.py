@@ -46,7 +46,7 @@ def getitem(recorder: Recorder, value: Lazy, key: Any) -> Any:
     value = recorder.resolve(value)
     if not any(type(i) is int or isinstance(i, Lazy) or _is_number(i) for i in index):
         return recorder.record_op(operator.getitem, (value, key))
-    items = _in_bounds(index, value.shape)
+    items = in_bounds(index, value.shape)
     arrays = bool, _List, Lazy, torch.Tensor
     is_plain = not any(isinstance(i, arrays) and not _is_number(i) for i in items)
     take = take_items if is_plain else take_mixed
@@ -151,7 +151,7 @@ def is_row_number(key: Any) -> bool:
 def row_of(recorder: Recorder, table: torch.Tensor, key: Any) -> Any:
     """`parameter[number]`: the number is data. As part of the type it would make every row a type of its own."""
     first, *rest = key if isinstance(key, tuple) else (key,)
-    (first,) = _in_bounds((first,), table.shape)
+    (first,) = in_bounds((first,), table.shape)
     numbers = Spec((), torch.int64, table.device)
     row = recorder.record_op(take_row, (table, first), Parts(recorder, number_like=numbers))
     return row[tuple(rest)] if rest else row
@@ -203,7 +203,7 @@ def put(recorder: Recorder, value: Any, key: Any, new: Any) -> Any:
     if _is_mask(key) and getattr(new, "ndim", 0) <= value.ndim - key.ndim:  # numbers of the mask need not be read
         return torch.where(key.bool().reshape(*key.shape, *[1] * (value.ndim - key.ndim)), new, value)
     key = with_known_masks(recorder, value.shape, key)
-    items = _in_bounds(key if isinstance(key, tuple) else (key,), value.shape)
+    items = in_bounds(key if isinstance(key, tuple) else (key,), value.shape)
     return put_at(recorder, value, items, new)
 
 
@@ -222,7 +222,7 @@ def put_items(value: torch.Tensor, new: torch.Tensor, *index: Any) -> torch.Tens
     return value.reshape(-1).scatter(0, places.reshape(-1), new.reshape(-1)).reshape(value.shape)
 
 
-def _in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
+def in_bounds(index: tuple[Any, ...], shape: torch.Size) -> list[Any]:
     """An index with `...` written out, lists in a form that can be compared, and integers made non-negative; raises as
     torch would."""
     others = len(shape) - sum(map(_num_dims, index))
