@@ -1,9 +1,10 @@
-"""`edbatch bench recording`: microseconds that recording adds to a call of a cell.
+"""`edbatch bench recording`: microseconds that recording adds to a call of a cell, or to an op.
 
 To record is to run the user's function on values without numbers, to learn which cells it calls. Each model is
 recorded, and then run with its cells replaced by functions that return a constant. The latter is the time of the user's
-own Python; the difference is what edbatch costs per call. Then each model is run on examples that are known by their
-keys, as in a second epoch: this is the time to join what was recorded of them before, everything included.
+own Python; the difference is what edbatch costs per call. Ops are in `recorded_ops.py`. Then each model is run on
+examples that are known by their keys, as in a second epoch: this is the time to join what was recorded of them before,
+everything included.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 import edbatch
 from edbatch.bench import measure
 from edbatch.bench.measure import MIN_ROUNDS, Spread
+from edbatch.bench.recorded_ops import STEPS, Repeated, bare_of
 from edbatch.datasets import NUM_LABELS, load_trees
 from edbatch.models import TreeLSTM
 
@@ -84,6 +86,8 @@ class RecordingCase:
 
     def run_bare(self) -> Callable[[], object]:
         """A call of the model's own Python, with every cell replaced by a function that returns a constant."""
+        if isinstance(self.model, Repeated):
+            return bare_of(self.model, len(self.examples))
         bare = object.__new__(type(self.model))
         bare.__dict__.update(self.model.__dict__)
         for name, constant in self.constants.items():
@@ -127,6 +131,7 @@ def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: i
         LinearChain(dim, steps),
     )
     constants = {"leaf": state, "node": state, "out": state}
+    ops = {name: Repeated(step, dim, steps) for name, step in STEPS.items()}
     return [
         RecordingCase("TreeLSTM, marked cells", tree_lstm, edbatch.batch(tree_lstm), trees, calls_of_trees, constants),
         RecordingCase(
@@ -135,6 +140,7 @@ def _cases(trees: list[Any], words: int, batch_size: int, dim: int = 8, steps: i
         RecordingCase(
             "nn.Linear", linear_chain, edbatch.batch(linear_chain), columns, batch_size * steps, {"layer": None}
         ),
+        *[RecordingCase(n, op, edbatch.batch(op), columns, batch_size * steps, {}) for n, op in ops.items()],
     ]
 
 

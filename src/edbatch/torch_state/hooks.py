@@ -28,6 +28,7 @@ Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 applying: ContextVar[Handler | None] = ContextVar("edbatch.applying", default=None)
 _makers: list[tuple[Any, str, Callable[[Any], Any]]] = []
 _places: tuple[Place, ...] = ()
+_looked_at: tuple[tuple[Any, str, Any, Any], ...] = ()  # of each place what it is in, its name, original and ours
 _lock = threading.RLock()
 
 
@@ -48,7 +49,14 @@ def hooked(shortcuts: tuple[tuple[dict[str, Any], str, Any], ...] | None = None)
 
 def _look() -> tuple[Place, ...]:
     """What is to be replaced, and by what. A replacement that was made before for the same original is used again."""
-    global _places
+    global _places, _looked_at
+    for entries, name, original, ours in _looked_at:
+        now = entries[name]
+        if now is not original and now is not ours:
+            break
+    else:
+        if len(_looked_at) == len(_makers):
+            return _places
     known = {(id(holder), name): (original, ours) for holder, name, original, ours in _places}
     found = []
     for holder, name, make in _makers:
@@ -58,6 +66,7 @@ def _look() -> tuple[Place, ...]:
             original, ours = now, make(now)
         found.append((holder, name, original, ours))
     _places = tuple(found)
+    _looked_at = tuple([(vars(holder), *rest) for holder, *rest in found])
     return _places
 
 
