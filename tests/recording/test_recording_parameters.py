@@ -185,3 +185,23 @@ def test_a_custom_function_of_a_parameter_is_not_taken_for_the_op_in_it():
     like_torch(
         lambda x: (x * Clipped.apply(weight), weight.clamp(-0.5, 0.5) * x), torch.randn(3, 3), parameters=[weight]
     )
+
+
+def test_lazy_values_inside_of_a_custom_function_are_refused():
+    """Also operators that are known, and after the function has changed the grad mode."""
+    weight = nn.Parameter(torch.ones(3))
+
+    def function(x):
+        class Closing(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, w):
+                with torch.enable_grad():
+                    pass
+                return w * (x * x).sum()
+
+        for _ in range(4):
+            y = x * x
+        return y + Closing.apply(weight)
+
+    with pytest.raises(edbatch.errors.RecordingError, match="without being one of its arguments"):
+        edbatch.batch(function)(torch.randn(2, 3))

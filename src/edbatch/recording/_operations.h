@@ -677,6 +677,8 @@ static PyObject *method_get(PyObject *self, PyObject *value, PyObject *type) {
 
 /* What stands in a namespace of torch looks like the function whose place it takes. */
 static PyObject *named_attribute(Function *self, PyObject *name) {
+    int is_text = PyUnicode_Check(name) && PyUnicode_CompareWithASCIIString(name, "__doc__") == 0;
+    if (is_text) return PyObject_GetAttr(self->function, name);
     PyObject *found = PyObject_GenericGetAttr((PyObject *)self, name);
     if (found != NULL || !PyErr_ExceptionMatches(PyExc_AttributeError)) return found;
     PyErr_Clear();

@@ -134,11 +134,11 @@ def _record_applied(function: Callable[..., Any], args: tuple[Any, ...], kwargs:
     is_shared = tensors and all(t in recorder.shared for t in tensors)
 
     def call(*args: Any, **kwargs: Any) -> Any:  # torch functions that it calls inside are not recorded
-        recorder.suspended = True
+        recorder.suspend(True)
         try:
             return function(*args, **kwargs)
         finally:
-            recorder.suspended = False
+            recorder.suspend(False)
 
     return recorder.shared.compute(function, args, kwargs, call) if is_shared else call(*args, **kwargs)
 

@@ -133,7 +133,12 @@ class Recorder:
         context = Context.current()
         self.context = self._contexts.setdefault(context, context)
         self.entries = self._entries_of.setdefault(self.context, {})
-        self.record_in(self.context)
+        self.suspend(self.suspended)
+
+    def suspend(self, is_suspended: bool) -> None:
+        """Called around what runs by itself, such as a cell that is captured: lazy values cannot be used in it."""
+        self.suspended = is_suspended
+        self.record_in(None if is_suspended else self.context)
 
     def record_in(self, context: Context | None) -> None:
         """The context that calls are recorded in from now on; None: nothing can be recorded."""

@@ -136,13 +136,11 @@ def _kernel(
     def found() -> Kernel:
         active.set(None)
         plain_loop.set(True)  # a batched function that a cell calls is a plain loop
-        recorder.suspended = True
-        recorder.record_in(None)
+        recorder.suspend(True)
         key = lasting_key(parts.key, parts.shared), rows, shared, recorder.context
         return recorder.kernels.kernel(function, rows, shared, key, target, cell, reason)
 
     try:
         return inside((Surroundings(active, plain_loop), Undrawn(*parts.generators)), found)
     finally:
-        recorder.suspended = False
-        recorder.record_in(recorder.context)
+        recorder.suspend(False)
