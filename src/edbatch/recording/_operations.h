@@ -789,7 +789,8 @@ static PyObject *reflected_call(Function *self, PyObject *left, PyObject *right)
 static PyObject *operate(int which, PyObject *left, PyObject *right) {
     if (operators[which][0] == NULL) Py_RETURN_NOTIMPLEMENTED;
     if (!is_value(left)) {
-        if (right == NULL || !is_value(right)) Py_RETURN_NOTIMPLEMENTED;
+        if (right == NULL) return PyErr_Format(PyExc_TypeError, "bad operand for %s", operator_names[which]);
+        if (!is_value(right)) Py_RETURN_NOTIMPLEMENTED;
         return reflected_call(operators[which][1], left, right);
     }
     PyObject *args[2] = {left, right};
