@@ -11,7 +11,7 @@ import torch
 from rich.console import Console
 
 import edbatch
-from edbatch.bench import recording, scale, tree_lstm
+from edbatch.bench import recorded_ops, recording, scale, tree_lstm
 from edbatch.bench.measure import BenchError
 from edbatch.datasets import random_trees
 from edbatch.models import TreeLSTM
@@ -75,7 +75,7 @@ def test_tree_lstm_refuses(monkeypatch):
 def test_recording():
     result = json.loads(json.dumps(recording.run(batch_size=2, rounds=2)))
     rows = result["microseconds_per_call"]
-    assert list(rows) == ["TreeLSTM, marked cells", "nn.LSTMCell", "nn.Linear"]
+    assert list(rows) == ["TreeLSTM, marked cells", "nn.LSTMCell", "nn.Linear", *recorded_ops.STEPS]
     assert rows["nn.Linear"]["calls"] == 80
     assert {"recorded", "same Python, constants", "recording adds", "known keys"} < rows["nn.LSTMCell"].keys()
     assert "nn.LSTMCell" in printed(recording.tables(result))
