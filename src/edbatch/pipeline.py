@@ -139,7 +139,7 @@ class Pipeline:
         return recording(recorder, self.shortcuts, self._recorded, recorder, examples, keywords)
 
     def _recorded(self, recorder: Recorder, examples: list[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
-        results = self._run(recorder, examples, range(len(examples)), keywords)
+        results = Results.collect(self._run(recorder, examples, range(len(examples)), keywords), recorder)
         return self._finished(recorder, results, survivors(recorder))
 
     def _finished(self, recorder: Recorder, results: Results, kept: list[Any]) -> tuple[Recording, Results]:
@@ -156,7 +156,7 @@ class Pipeline:
         if call.unknown:
             recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
             try:
-                results, kept = recording(
+                outputs, kept = recording(
                     recorder, self.shortcuts, self._recorded_alone, recorder, examples, call.unknown, keywords
                 )
             except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
@@ -168,12 +168,13 @@ class Pipeline:
                 known.give_up(LEAVES_VALUES)
             if kept or not known.take(call, recorder, examples):
                 all_recorded = len(call.unknown) == len(examples)
-                return self._finished(recorder, results, kept) if all_recorded else None
+                results = Results.collect(outputs, recorder) if all_recorded else None
+                return None if results is None else self._finished(recorder, results, kept)
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
 
-    def _recorded_alone(self, recorder: Recorder, *args: Any) -> tuple[Results, list[Any]]:
-        results = self._run(recorder, *args)
-        return results, survivors(recorder)
+    def _recorded_alone(self, recorder: Recorder, *args: Any) -> tuple[list[Any], list[Any]]:
+        outputs = self._run(recorder, *args)
+        return outputs, survivors(recorder)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[KernelCache, Names, torch.device, list[Tensor]]:
         """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
@@ -182,7 +183,7 @@ class Pipeline:
         shared += [leaf for leaf in pytree.tree_leaves(keywords) if isinstance(leaf, Tensor)]
         return self.kernels, Names(self.paths, keywords, device), device, shared
 
-    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> Results:
+    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:
         outputs = []
         for i in numbers:
             values = recorder.begin(examples[i])
@@ -195,7 +196,7 @@ class Pipeline:
                 if clear is error:
                     raise
                 raise clear from error
-        return Results.collect(outputs, recorder)
+        return outputs
 
     def _connect(
         self, execution: Execution, results: Results, gathered: list[Tensor], stopwatch: Stopwatch

@@ -5,7 +5,7 @@ import ctypes
 import pytest
 import torch
 
-from edbatch.torch_insides.libraries import GEMM, batched_gemm, undefined_tensor
+from edbatch.torch_insides.libraries import GEMM, SCRIPTED, batched_gemm, parameters_of_method, undefined_tensor
 
 
 def test_there_is_an_object_that_stands_for_no_tensor():
@@ -38,3 +38,29 @@ def test_products_by_address_are_those_of_torch(dtype):
 def test_other_dtypes_have_none():
     assert set(GEMM) == {torch.float32, torch.float64}
     assert batched_gemm(torch.int64) == batched_gemm(torch.float16) == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_calls_of_torchscript_are_methods_of_these_classes():
+    @torch.jit.script
+    def function(x):
+        return x * 2
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+        @torch.jit.export
+        def other(self, x):
+            return x + 1
+
+    method = torch.jit.script(Model()).other
+    assert {type(function), type(method)} == set(SCRIPTED)
+    assert all("__call__" in vars(kind) for kind in SCRIPTED)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_parameters_of_torchscript_are_found_by_a_method():
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(3, 2))))
+    found = parameters_of_method(model.forward)
+    assert [id(p) for p in found] == [id(p) for p in model.parameters()]
