@@ -176,7 +176,7 @@ class Pipeline:
         return self._finished(recorder, results, kept)
 
     def _recorded(self, recorder: Recorder, *args: Any) -> tuple[Results, list[Any]]:
-        results = self._run(recorder, *args)
+        results = Results.collect(self._run(recorder, *args), recorder)
         return results, survivors(recorder)
 
     def _finished(self, recorder: Recorder, results: Results, kept: list[Any]) -> tuple[Recording, Results]:
@@ -199,8 +199,8 @@ class Pipeline:
         if call.unknown:
             recorder = PieceRecorder(*self._surroundings(keywords), structures=known.structures)
             try:
-                results, kept = recording(
-                    recorder, self.shortcuts, self._recorded, recorder, examples, call.unknown, keywords
+                outputs, kept = recording(
+                    recorder, self.shortcuts, self._recorded_alone, recorder, examples, call.unknown, keywords
                 )
             except LeakedValueError:  # perhaps of an example that was known, and so has no values in this call
                 if len(call.unknown) == len(examples):
@@ -211,8 +211,13 @@ class Pipeline:
                 known.give_up(LEAVES_VALUES)
             if kept or not known.take(call, recorder, examples, self._find_cells):
                 all_recorded = len(call.unknown) == len(examples)
-                return self._finished(recorder, results, kept) if all_recorded else None
+                results = Results.collect(outputs, recorder) if all_recorded else None
+                return None if results is None else self._finished(recorder, results, kept)
         return join(call.bank, call.numbers, examples, self.type_sets, call.world.joined)
+
+    def _recorded_alone(self, recorder: Recorder, *args: Any) -> tuple[list[Any], list[Any]]:
+        outputs = self._run(recorder, *args)
+        return outputs, survivors(recorder)
 
     def _surroundings(self, keywords: dict[str, Any]) -> tuple[Any, ...]:
         """What a recorder needs; the tensors are those that all examples share although they are no parameters."""
@@ -222,7 +227,7 @@ class Pipeline:
         codes = self.found.codes if self.switches.find_cells else None
         return self.kernels, Names(self.paths, keywords, device), device, shared, codes
 
-    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> Results:
+    def _run(self, recorder: Recorder, examples: list[Any], numbers: Sequence[int], keywords: Any) -> list[Any]:
         outputs = []
         for i in numbers:
             values = recorder.begin(examples[i])
@@ -235,7 +240,7 @@ class Pipeline:
                 if clear is error:
                     raise
                 raise clear from error
-        return Results.collect(outputs, recorder)
+        return outputs
 
     def _connect(
         self, execution: Execution, results: Results, gathered: list[Tensor], stopwatch: Stopwatch

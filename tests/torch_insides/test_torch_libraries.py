@@ -5,7 +5,15 @@ import ctypes
 import pytest
 import torch
 
-from edbatch.torch_insides.libraries import GEMM, THREADS, batched_gemm, threads_of_products, undefined_tensor
+from edbatch.torch_insides.libraries import (
+    GEMM,
+    SCRIPTED,
+    THREADS,
+    batched_gemm,
+    parameters_of_method,
+    threads_of_products,
+    undefined_tensor,
+)
 
 
 def test_there_is_an_object_that_stands_for_no_tensor():
@@ -46,3 +54,29 @@ def test_the_number_of_threads_of_products_is_set_and_given_back():
     set_threads = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int)(threads_of_products())
     before = set_threads(1)
     assert set_threads(before) == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_calls_of_torchscript_are_methods_of_these_classes():
+    @torch.jit.script
+    def function(x):
+        return x * 2
+
+    class Model(torch.nn.Module):
+        def forward(self, x):
+            return x
+
+        @torch.jit.export
+        def other(self, x):
+            return x + 1
+
+    method = torch.jit.script(Model()).other
+    assert {type(function), type(method)} == set(SCRIPTED)
+    assert all("__call__" in vars(kind) for kind in SCRIPTED)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
+def test_parameters_of_torchscript_are_found_by_a_method():
+    model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(3, 2))))
+    found = parameters_of_method(model.forward)
+    assert [id(p) for p in found] == [id(p) for p in model.parameters()]

@@ -68,3 +68,13 @@ def test_forward_mode_is_seen():
     with forward_ad.dual_level():
         assert transforms.is_forward_mode()
     assert not transforms.is_forward_mode()
+
+
+def test_vmap_ends_in_this_function():
+    module, name = transforms.VMAP
+    seen = []
+    original = vars(module)[name]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, lambda *args, **kwargs: (seen.append(args[:5]), original(*args, **kwargs))[1])
+        torch.vmap(torch.sin, 0, 0, randomness="same")(torch.ones(2))
+    assert seen == [(torch.sin, 0, 0, "same", None)]

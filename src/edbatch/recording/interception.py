@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from edbatch.errors import RecordingError
+from edbatch.recording import foreign
 from edbatch.recording.calls.fast_cells import OWN, ModuleCall, signature_of
 from edbatch.recording.calls.named_functions import named_functions
 from edbatch.recording.program.marking import active, is_leaf, numbers_to_tensors, plain_loop, unhooked
@@ -35,6 +36,7 @@ from edbatch.torch_state.surroundings import Surroundings, inside
 
 T = TypeVar("T")
 _active = active.get
+assert foreign  # its import registers further replacements
 
 
 class RecordingMode(TorchFunctionMode):

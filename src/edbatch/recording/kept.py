@@ -1,4 +1,5 @@
 """Values that outlive their call: `self.state = h`, `tree.state = h, c`, or a tensor of the caller that was written.
+Also conditions that were taken for true, and are checked when their numbers are there.
 
 In, when a recording ends: the lazy values that are still alive, which somebody else than us holds. They are computed
 and gathered like results. Out, when the numbers are there: in the attributes, lists and dicts of modules and examples
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,6 +27,18 @@ if TYPE_CHECKING:
     from edbatch.recording.recorder import Recorder
 
 CLOSED = (str, bytes, int, float, complex, type, types.ModuleType, np.ndarray, Spec)  # hold no values, or too much
+
+
+class Assumption(NamedTuple):
+    """A condition that was taken for true while it was recorded, and what to say if it is not."""
+
+    value: Lazy
+    message: str
+    example: int
+
+    def check(self, condition: Tensor) -> None:
+        if not condition:
+            raise ValueError(f"{self.message} in example {self.example} of the mini-batch")
 
 
 class AfterCall:
@@ -59,20 +72,25 @@ def tensor_of(value: Any) -> Any:
 def survivors(recorder: Recorder) -> list[Any]:
     """The lazy values that somebody holds although their recording ends, and the tensors that were written.
 
-    Results must have been collected, and their lazy values dropped: else these seem to be held, too.
+    Results must have been collected or copied, and their lazy values dropped: else these seem to be held, too.
     """
     if lazy.living is None:
         recorder.overwritten.check()
-        return []
-    written = recorder.overwritten.held()
+        return [*recorder.assumed]
+    ours = [*recorder.overwritten.held(), *recorder.assumed]
     recorder.let_go()
+    known = {id(_value(kept)) for kept in ours} | {id(value) for value in recorder.copies}
     found = [v for v in lazy.living() if hasattr(v, "kind") and v.kind.recorder is recorder]
-    return [v for v in found if not any(v is value for _, value in written)] + written
+    return [*[v for v in found if id(v) not in known], *ours]
+
+
+def _value(kept: Any) -> Lazy:
+    return kept.value if isinstance(kept, Assumption) else kept[1] if type(kept) is tuple else kept
 
 
 def with_kept(results: Results, recorder: Recorder, kept: Sequence[Any]) -> Results:
     """The results with groups for what is kept."""
-    values = [Value.of(v[1] if type(v) is tuple else v, recorder) for v in kept]
+    values = [Value.of(_value(v), recorder) for v in kept]
     return results.keeping(kept, groups(KEPT, values))
 
 
@@ -87,7 +105,9 @@ def hand_over(results: Results, gathered: Sequence[Tensor], roots: Iterable[Any]
         parts = group.parts(tensor) if group.leaf == KEPT and group.lengths is not None else tensor
         for k, i in enumerate(group.examples) if group.leaf == KEPT else ():
             kept, part = results.kept[i], parts[k]
-            if type(kept) is tuple:
+            if isinstance(kept, Assumption):
+                kept.check(part)
+            elif type(kept) is tuple:
                 kept[0].copy_(part)
             else:
                 spec = Spec(tuple(part.shape[1:] if type(kept) is Ragged else part.shape), part.dtype, part.device)

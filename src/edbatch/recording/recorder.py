@@ -32,7 +32,7 @@ from edbatch.recording.calls.shared import SharedTensors, flatten, memory_of
 from edbatch.recording.calls.signature import Parts
 from edbatch.recording.given import GivenValues
 from edbatch.recording.in_place_calls import in_place
-from edbatch.recording.kept import tensor_of
+from edbatch.recording.kept import Assumption, tensor_of
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.program.marking import CellFunction, is_row_wise
 from edbatch.recording.questions import ask
@@ -57,6 +57,7 @@ METADATA = {
 DRAWS = "it draws random numbers"
 CHANGES = "it calls a cell that changes a buffer or an attribute"
 STACK = torch.stack
+TRUE = torch.ones((), dtype=torch.bool)
 
 
 class Called(NamedTuple):
@@ -115,6 +116,9 @@ class Recorder:
         self._turn: int | None = None  # what the next call with side effects reads, to run after the last: `in_order`
         self.lineage = Lineage(self)
         self.given = GivenValues(self)
+        self.assuming: str | None = None  # what to say if a condition that is read now turns out to be false
+        self.assumed: list[Assumption] = []
+        self.copies: list[Lazy] = []  # of results; nobody else holds them
         self.parts: deque[writes.Part] = deque(maxlen=32)  # the last that were taken
         self.known_calls.note_part = self.parts.append
         self.overwritten = writes.Overwritten(self)
@@ -295,6 +299,9 @@ class Recorder:
             raise leaked(value)
         with DisableTorchFunction():
             tensor: torch.Tensor | None = None if self.suspended else self.given.tensor(value)
+        if tensor is None and self.assuming is not None and value.kind.spec == Spec((), torch.bool, value.device):
+            self.assumed.append(Assumption(value, self.assuming, len(self.starts) - 1))
+            return TRUE
         if tensor is None:
             raise reading(value, how)
         return tensor
@@ -449,6 +456,10 @@ class Recorder:
     def record_op(self, func: Callable[..., Any], args: tuple[Any, ...], parts: Parts | None = None) -> Any:
         """Record a call; `parts` says how its arguments are taken apart, if not like those of torch functions."""
         return self._record(func, args, {}, parts or Parts(self))
+
+    def record_cell(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any], cell: Cell) -> Any:
+        """Record a call of something that is known to be a cell."""
+        return self._record(target, args, kwargs, Parts(self, is_cell=True, device=cell.device), cell)
 
     def torch_function(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A call of a torch function, operator or method while recording."""

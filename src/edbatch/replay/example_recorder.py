@@ -24,7 +24,7 @@ from edbatch.recording.program.attributes import SCALARS
 from edbatch.recording.recorder import DRAWS, Recorder
 from edbatch.recording.results import Value, structure_of
 from edbatch.recording.types.recording import Recording
-from edbatch.recording.values.lazy import Lazy
+from edbatch.recording.values.lazy import Lazy, copied
 from edbatch.replay.piece_bank import Others, PieceBank, PieceType, ResultStructure
 from edbatch.spec import is_tensor
 from edbatch.torch_insides import pytree
@@ -68,7 +68,9 @@ class PieceRecorder(Recorder):
         self.results.append((self._structure(output, tree, values), values))
         drawn, self._random = self._random, random_state()
         self.changes.append(DRAWS if drawn != self._random else self.changing or self._unlasting(leaves))
-        return output
+        copies = [copied(v) if isinstance(v, Lazy) else v for v in leaves]
+        self.copies += [v for v in copies if isinstance(v, Lazy)]
+        return pytree.tree_unflatten(copies, tree)
 
     def note_read(self, refs: frozenset[int]) -> None:
         first = self.outside_starts[-1]

@@ -44,7 +44,8 @@ MAX_WORLDS = 8  # train, eval, …
 MAX_MODULES = 2000  # watched in a world; a function that makes new modules for every example would have ever more
 USES_OTHERS = "an example uses values of another one of its mini-batch"
 LEAVES_VALUES = (
-    "the function leaves values on objects (self.state = h), which one that is not run again would not renew"
+    "the function leaves values on objects (self.state = h) or checks values of distributions (validate_args=False "
+    "does not), and must run each time"
 )
 CHANGES_STATE = "modules or parameters were changed while it was recorded"
 Place = Hashable  # by which an example is found: its key, or its key and what its columns hold (see `_forms`)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -23,6 +24,18 @@ def undefined_tensor() -> int:
     """
     library = ctypes.CDLL(str(_FOLDER / "libc10.so"))
     return ctypes.addressof(ctypes.c_char.in_dll(library, "_ZN3c1019UndefinedTensorImpl10_singletonE"))
+
+
+SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)  # TorchScript's calls ask no mode
+
+
+def parameters_of_method(method: Any) -> list[torch.Tensor]:
+    """The parameters of the TorchScript module that a method belongs to, and of all modules below it."""
+    waiting, found = [method.owner], []
+    for module in waiting:  # grows while it is walked
+        found += [p for _, p in torch._C.ParameterDict(module).items()]  # type: ignore[attr-defined]
+        waiting += [child for _, child in torch._C.ModuleDict(module).items()]
+    return found
 
 
 def batched_gemm(dtype: torch.dtype) -> int:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch._functorch.apis
 import torch._functorch.eager_transforms
 import torch._functorch.vmap
 from torch.autograd import forward_ad
@@ -24,6 +25,11 @@ UNCHECKED: tuple[tuple[Any, str], ...] = tuple(
     for name in ("_wrap_for_grad", "_unwrap_for_grad", "_add_batch_dim", "_remove_batch_dim")
     if name in vars(module)
 )
+
+VMAP: tuple[Any, str] = (
+    torch._functorch.apis,
+    "vmap_impl",
+)  # where torch.vmap(f)(…) ends, with the values
 
 # Parts of paths: a frame in such a file says that an error came up inside a transform.
 FILES = ("/torch/_functorch/", "/torch/autograd/functional.py", "/torch/autograd/forward_ad.py")

@@ -161,7 +161,7 @@ def test_leaked_rows():
         kept.append(torch.stack([x * 1, x * 2]))
         return x
 
-    edbatch.batch(keep)(X)
+    edbatch.record(keep, X)
     for function in (lambda x: kept[0], lambda x: kept[0][0], lambda x: kept[0].sum(0)):
         with pytest.raises(edbatch.EdbatchError, match="outside the call"):
             edbatch.batch(function)(X)
@@ -218,7 +218,7 @@ def test_reductions_are_told_from_what_only_looks_like_them(function):
 @pytest.mark.parametrize("function", [torch.sum, torch.mean, torch.softmax, torch.amax])
 def test_leaked_rows_in_functions(function):
     kept = []
-    edbatch.batch(lambda x: kept.append(torch.stack([x, x])) or x)(X)
+    edbatch.record(lambda x: kept.append(torch.stack([x, x])) or x, X)
     with pytest.raises(edbatch.EdbatchError, match="outside the call"):
         edbatch.batch(lambda x: x + function(kept[0], 0))(X)
 

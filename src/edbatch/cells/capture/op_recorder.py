@@ -18,6 +18,7 @@ from edbatch.spec import Spec
 from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import QuietDispatchMode
 from edbatch.torch_insides.ops import is_composite, overload_of, schema_of
+from edbatch.torch_insides.transforms import innermost_transform
 
 _LIFT = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
 _METADATA = {"squeeze_", "unsqueeze_", "t_", "transpose_", "detach_"}  # in place, but data stays as it is
@@ -45,6 +46,8 @@ class OpRecorder(QuietDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if innermost_transform() is not None:  # its tensors are not what they seem: vmap hides a dimension
+            raise CaptureError("it applies a transform of torch.func, such as vmap, to its values")
         if func.namespace == "prim":  # not ops but questions, nearly always for x.device
             return args[0].fake_device if func is torch.ops.prim.device.default else func(*args, **kwargs)
         for decompose in (self.table.get(func), func.decompose if func not in KEEP and is_composite(func) else None):

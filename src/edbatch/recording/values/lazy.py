@@ -196,6 +196,15 @@ def rows_of(ref: int | None, kind: Kind, length: int, elements: list[int] | None
     return value
 
 
+def copied(value: Lazy) -> Lazy:
+    """The same value as another object."""
+    other = type(value)()
+    names = Lazy.__slots__ + (Ragged.__slots__ if type(value) is Ragged else ())
+    for name in names:
+        setattr(other, name, getattr(value, name))
+    return other
+
+
 def pending(terms: list[int], context: Any, kind: Kind) -> PendingSum:
     """The sum of the values that are now in a list of references, all of one kind."""
     value = PendingSum()

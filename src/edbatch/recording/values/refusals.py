@@ -23,12 +23,19 @@ TRANSFORMS = (
     "it to single examples, outside"
 )
 
+IN_C = (
+    "code in C took a lazy value for a tensor, without asking torch's functions; if it is Variable(h), leave Variable "
+    "out (it gives h), and put other such calls into a cell (edbatch.cell), with their values as arguments"
+)
+
 
 def explained(error: Exception) -> Exception:
     """The error to show for one of the user's function: the same, or a clear one if a transform was given lazy values.
 
     Such a call cannot be seen before: torch's transforms look for tensors by themselves, and complain.
     """
+    if "Expected a proper Tensor" in str(error):
+        return RecordingError(f"{IN_C}. torch says: {error}")
     frames = [frame.f_code.co_filename.replace("\\", "/") for frame, _ in traceback.walk_tb(error.__traceback__)]
     in_cell = any(name.endswith("edbatch/recording/types/kernel_cache.py") for name in frames)
     if TRANSFORMS in str(error) or in_cell or not any(part in name for part in FILES for name in frames):
