@@ -43,6 +43,7 @@ def test_help_shows_examples():
         ["bench", "dynet"],
         ["bench", "floor"],
         ["bench", "ablations"],
+        ["bench", "unmarked"],
         ["fuzz"],
         ["workloads"],
         ["run"],
@@ -91,6 +92,7 @@ def test_module_and_version():
         (["bench", "floor", "trees"], 1, "error: no workload is called 'trees'; choose one of tree-lstm, "),
         (["bench", "ablations", "--rounds", 2], 1, "error: 2 rounds are too few"),
         (["bench", "ablations", "--mode", "sideways"], 2, "Invalid value for '--mode'"),
+        (["bench", "unmarked", "--rounds", 2], 1, "error: 2 rounds are too few"),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )

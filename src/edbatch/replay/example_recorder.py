@@ -91,9 +91,7 @@ class PieceRecorder(Recorder):
         return None
 
 
-def cut(
-    recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types, find: FindCells
-) -> PieceBank | None:
+def cut(recorder: PieceRecorder, examples: Sequence[Sequence[Any]], known: Types, find: FindCells) -> PieceBank | None:
     """The pieces of all recorded examples, or None when one uses values of another.
 
     Examples whose pieces cannot be used again get their reason in `recorder.changes`; the types of the others are put

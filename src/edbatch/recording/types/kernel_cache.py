@@ -21,7 +21,14 @@ from edbatch.cells.eager import EagerKernel
 from edbatch.cells.kernel import Kernel, Mask
 from edbatch.errors import CaptureError, EdbatchError, GradientError, RecordingError
 from edbatch.recording.program.attributes import Same
-from edbatch.recording.program.marking import CellFunction, CellOptions, is_marked, options_of, static_positions, unhooked
+from edbatch.recording.program.marking import (
+    CellFunction,
+    CellOptions,
+    is_marked,
+    options_of,
+    static_positions,
+    unhooked,
+)
 from edbatch.recording.program.module_watch import Watch, hooks_of, state_of
 from edbatch.recording.program.paths import Paths
 from edbatch.recording.types.type_set import NodeType
@@ -127,7 +134,8 @@ class KernelCache:
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
         reason = WHOLE_SEQUENCE if is_sequence else HOOKS if any(hooks_of(module) for module in modules) else None
         parameters = tuple({id(p): p for p in parameters_of(modules)}.values())
-        return Cell(options, static, tuple(state_of(module) for module in modules), reason, parameters, modules, is_marked(target))
+        state = tuple(state_of(module) for module in modules)
+        return Cell(options, static, state, reason, parameters, modules, is_marked(target))
 
     def kernel(
         self,
