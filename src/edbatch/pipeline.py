@@ -1,15 +1,16 @@
 """The whole flow on one screen: examples → Recording → Recording → Schedule → Plan → Compiled → tensors.
 
     record     recording/    every cell call and torch function on lazy values becomes a node; or replay/, by keys
+                             calls of functions that record the same again and again become one node each
     rewrite    rewriting/    what need not wait for a recurrence runs ahead of it
     schedule   scheduling/   a policy decides which nodes run together, and when
     plan       layout/       where values lie in memory, which rows each batch reads
     compile    cells/        for every type of node its kernels, made once
     run        runtime/      batch after batch; backward in reverse
 
-What lasts from call to call is kept here: the kernels of the function's cells, what is known of types that occur
-together, the pieces of examples that are known by their keys, and the pool of memory. Errors raised deeper down state a
-local fact; which example and which line it was is added here.
+What lasts from call to call is kept here: the kernels of the function's cells, the cells that were found, what is known
+of types that occur together, the pieces of examples that are known by their keys, and the pool of memory. Errors raised
+deeper down state a local fact; which example and which line it was is added here.
 """
 
 from __future__ import annotations

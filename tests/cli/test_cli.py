@@ -44,6 +44,7 @@ def test_help_shows_examples():
         ["bench", "floor"],
         ["bench", "ablations"],
         ["bench", "order"],
+        ["bench", "unmarked"],
         ["fuzz"],
         ["workloads"],
         ["run"],
@@ -93,6 +94,7 @@ def test_module_and_version():
         (["bench", "ablations", "--rounds", 2], 1, "error: 2 rounds are too few"),
         (["bench", "order", "--rounds", 2], 1, "error: 2 rounds are too few"),
         (["bench", "ablations", "--mode", "sideways"], 2, "Invalid value for '--mode'"),
+        (["bench", "unmarked", "--rounds", 2], 1, "error: 2 rounds are too few"),
         (["bench", "nothing"], 2, "No such command 'nothing'"),
     ],
 )

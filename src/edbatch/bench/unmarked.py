@@ -57,10 +57,8 @@ def _measure(
         _check(workload.name, races)
     _, races = _races(workload, settings, data)
     found = {way: {mode: _race(races[way], mode, settings.rounds, advance) for mode in MODES} for way in WAYS}
-    return {
-        "data": measure.without_folder(source, data),
-        "hidden": mini_batch.hidden_of(workload, settings.hidden),
-    } | found
+    hidden = mini_batch.hidden_of(workload, settings.hidden)
+    return {"data": measure.without_folder(source, data), "hidden": hidden, **found}
 
 
 def _races(

@@ -1,8 +1,8 @@
 """Cells that nobody marked: calls of the user's functions that record the same nodes again and again become one each.
 
-In: a recording, and where in the user's code its nodes were recorded. Out: a recording of the same computation, in which
-every instance of a *found cell* is one node. Its kernel is captured from the composition of what was recorded, so it is
-fused, stacked and hoisted like that of a marked cell; and it is exact, whatever the user's function does.
+In: a recording, and where in the user's code its nodes were recorded. Out: a recording of the same computation, in
+which every instance of a *found cell* is one node. Its kernel is captured from the composition of what was recorded, so
+it is fused, stacked and hoisted like that of a marked cell; and it is exact, whatever the user's function does.
 
 A function is a cell if it does not call itself and takes few ways through its code. Its calls are instances of one cell
 if they are equal: the same types, the same wiring inside, operands in the same places. Of nested calls the largest are
@@ -49,7 +49,8 @@ class Moved(NamedTuple):
     def refs(self, refs: Ints) -> Ints:
         from edbatch.rewriting import find_loops
 
-        return find_loops.move_refs(refs, *self)
+        moved: Ints = find_loops.move_refs(refs, *self)
+        return moved
 
 
 class Merged(NamedTuple):
@@ -136,7 +137,8 @@ class FoundCells:
             before = self._num_terms.get(site, (1 << 60, 0))
             now = self._num_terms[site] = min(before[0], int(least[i])), max(before[1], int(most[i]))
             is_loose[i] = now[0] < now[1]
-        return is_loose[number]
+        found: Bools = is_loose[number]
+        return found
 
     def _find_calls(self, flat: _Flat, is_loose: Bools) -> tuple[_Groups, list[Composition]]:
         """The calls of functions that become nodes."""
@@ -173,7 +175,8 @@ class FoundCells:
             if len(known) > limit:
                 known.clear()
             is_cell[code] = bool(known)
-        return is_cell[codes]
+        found: Bools = is_cell[codes]
+        return found
 
     def _find_producers(self, flat: _Flat, is_free: Bools, refs: Ints, first: int) -> tuple[_Groups, list[Composition]]:
         """Nodes of which all values but the last are read once, always by the same instruction."""
@@ -194,7 +197,11 @@ class FoundCells:
     def _kinds(
         self, flat: _Flat, members: Ints, starts: Ints, anchors: Ints, places: Ints, first: int = 0
     ) -> tuple[_Groups, list[Composition]]:
-        """The groups with the number of their cell, counted from `first`, or -1; and these cells, called by `places`."""
+        """The groups with the number of their cell, counted from `first`, or -1; and these cells.
+
+        Args:
+            places: where in the user's code each group is, for its name: a function and an instruction, or 0.
+        """
         kind = np.full(len(anchors), -1, np.int64)
         groups = _Groups(members, starts, anchors, kind)
         if not len(anchors):
@@ -204,12 +211,12 @@ class FoundCells:
         if not len(models):
             return groups, []
         is_equal = flat.loops.are_equal(members, starts, models[number], *flat.nodes) & (number >= 0)
-        counts = np.bincount(number[is_equal], minlength=len(models)).tolist()
+        num_calls = np.bincount(number[is_equal], minlength=len(models)).tolist()
         made = [compose(flat.recording, flat.begins, members[starts[g] : starts[g + 1]]) for g in models.tolist()]
         calls: Counter[Hashable] = Counter()  # of compositions that differ in shared tensors alone
-        for composition, count in zip(made, counts, strict=True):
+        for composition, num in zip(made, num_calls, strict=True):
             if composition is not None:
-                calls[composition.likeness] += count
+                calls[composition.likeness] += num
         found: list[Composition] = []
         kinds = np.full(len(models), -1, np.int64)
         for i, (composition, place) in enumerate(zip(made, places[models].tolist(), strict=True)):

@@ -92,11 +92,11 @@ def homes(spans, is_cell, sums, types, args, begins):
         for e in range(begins[n] + 1, begins[n + 1]):
             node = args[e] & MASK if args[e] >= 0 else np.int64(-1)
             first, last = min(first, node), max(last, node)
-        k = of_node[last] if first >= 0 else np.int64(-1)
-        while k >= 0 and (spans[k, 0] > first or not is_cell[k]):
-            k = caller[k]
-        if k >= 0 and spans[k, 1] <= n:
-            home[i] = k
+        call = of_node[last] if first >= 0 else np.int64(-1)
+        while call >= 0 and (spans[call, 0] > first or not is_cell[call]):
+            call = caller[call]
+        if call >= 0 and spans[call, 1] <= n:
+            home[i] = call
     return home
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -23,7 +24,6 @@ from edbatch.recording.types.recording import Recording
 from edbatch.recording.types.type_set import NodeType
 from edbatch.spec import Spec, is_tensor
 from edbatch.torch_insides import pytree
-
 
 _OF_TORCH = {"torch", "Tensor", "operator", "functional", "indexing"}  # how names of types begin that are no modules
 
@@ -212,7 +212,8 @@ def name_of(code: CodeType, instruction: int, made: Composition) -> str:
     """
     called = [name.partition("(")[0] for name in made.names]
     paths = [c.split(".") for c in called if c.replace(".", "").isalnum() and c.partition(".")[0] not in _OF_TORCH]
-    path = ".".join(os.path.commonprefix([p[:-1] for p in paths])) if paths else ""
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*[p[:-1] for p in paths], strict=False))
+    path = ".".join(parts[0] for parts in shared)
     call = f"{code.co_qualname}({operands_in_words(made.rows, made.slots)})"
     lines = (line for begin, end, line in code.co_lines() if begin <= instruction < end)
     place = f"{os.path.basename(code.co_filename)}:{next(lines, None) or code.co_firstlineno}"

@@ -139,15 +139,8 @@ class KernelCache:
         is_sequence = any(isinstance(module, nn.RNNBase) for module in modules)
         reason = WHOLE_SEQUENCE if is_sequence else HOOKS if any(hooks_of(module) for module in modules) else None
         parameters = tuple({id(p): p for p in parameters_of(modules)}.values())
-        return Cell(
-            options,
-            static,
-            tuple(state_of(module) for module in modules),
-            reason,
-            parameters,
-            modules,
-            is_marked(target),
-        )
+        state = tuple(state_of(module) for module in modules)
+        return Cell(options, static, state, reason, parameters, modules, is_marked(target))
 
     def kernel(
         self,
