@@ -82,7 +82,7 @@ def _recording_script(original: Any) -> Any:
             return recorder.torch_function(function, args, kwargs)
         parameters = tuple(parameters_of_method(function))
         state = (function.name, function.owner.__hash__(), *map(id, parameters))
-        cell = Cell(CellOptions(), frozenset(), state, SCRIPT, parameters, ())
+        cell = Cell(CellOptions(), frozenset(), state, SCRIPT, parameters, (), is_marked=False)
         return recorder.record_cell(Scripted(function, state), args, kwargs, cell)
 
     return call
