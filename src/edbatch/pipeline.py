@@ -43,7 +43,7 @@ from edbatch.recording.values.refusals import explained, refuse_tangents
 from edbatch.replay.example_recorder import PieceRecorder
 from edbatch.replay.joining import join
 from edbatch.replay.known_examples import LEAVES_VALUES, KnownExamples
-from edbatch.rewriting.find_cells import FoundCells, Merged
+from edbatch.rewriting.find_cells import FoundCells, WithFoundCells
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
@@ -186,7 +186,7 @@ class Pipeline:
         merged = self._find_cells(recorded, results.refs)
         return (recorded, results) if merged is None else (merged.recording, results.moved(merged.moved.refs))
 
-    def _find_cells(self, recorded: Recording, results: Ints) -> Merged | None:
+    def _find_cells(self, recorded: Recording, results: Ints) -> WithFoundCells | None:
         """The recording with the cells that nobody marked; None if there are none."""
         return self.found.merge(recorded, results) if self.switches.find_cells else None
 

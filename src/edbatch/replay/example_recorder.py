@@ -31,7 +31,7 @@ from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction
 
 Types = MutableMapping[Any, PieceType]
-FindCells = Callable[[Recording, Ints], Any]  # see `rewriting.find_cells`: gives a `Merged`, or None
+FindCells = Callable[[Recording, Ints], Any]  # see `rewriting.find_cells`: gives a `WithFoundCells`, or None
 MAX_STRUCTURES = 20  # of results that are remembered; most functions have one
 DERIVED = "it uses a tensor that was computed from parameters"
 

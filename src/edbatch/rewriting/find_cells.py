@@ -53,7 +53,7 @@ class Moved(NamedTuple):
         return moved
 
 
-class Merged(NamedTuple):
+class WithFoundCells(NamedTuple):
     """A recording with found cells. kept: of its types those that were there before, by number; found ones follow."""
 
     recording: Recording
@@ -96,7 +96,7 @@ class FoundCells:
         self._roots: set[int] = set()  # instructions whose values stay values
         self._lock = threading.RLock()
 
-    def merge(self, recording: Recording, refs: Ints) -> Merged | None:
+    def merge(self, recording: Recording, refs: Ints) -> WithFoundCells | None:
         """The recording with found cells; None if there are none.
 
         Args:
@@ -239,7 +239,7 @@ class FoundCells:
         return None if cell is None or cell.is_refused else cell
 
 
-def _apply(flat: _Flat, groups: _Groups, found: Sequence[Composition], refs: Ints) -> Merged | None:
+def _apply(flat: _Flat, groups: _Groups, found: Sequence[Composition], refs: Ints) -> WithFoundCells | None:
     """The recording with each group as one node; None if the kernel of one could not be made."""
     recording, nodes, loops = flat.recording, flat.nodes, flat.loops
     value_begin = np.cumsum([0, *[len(f.values) for f in found]])
@@ -272,7 +272,7 @@ def _apply(flat: _Flat, groups: _Groups, found: Sequence[Composition], refs: Int
         starts=before[recording.starts], sites=np.empty(0, np.int64), spans=np.empty((0, 3), np.int64),
     )  # fmt: skip
     keys = [key for key, taken in zip(keys, is_taken, strict=True) if taken]
-    return Merged(merged, Moved(group_of, value_of, output_of, node_of), kept, keys)
+    return WithFoundCells(merged, Moved(group_of, value_of, output_of, node_of), kept, keys)
 
 
 def _with_names(types: list[NodeType], given: list[str]) -> list[NodeType]:
@@ -287,7 +287,7 @@ def _with_names(types: list[NodeType], given: list[str]) -> list[NodeType]:
     return found
 
 
-class _Nodes(NamedTuple):
+class _FlatNodes(NamedTuple):
     """The nodes of a recording, as most loops take them."""
 
     types: Ints
@@ -312,10 +312,10 @@ class _Flat:
         return find_loops
 
     @cached_property
-    def nodes(self) -> _Nodes:
+    def nodes(self) -> _FlatNodes:
         types, args, table = self.recording.types, self.recording.args, self.recording.table
         begins = self.loops.arg_starts(types, args, table.starts, table.kinds)
-        return _Nodes(types, args, begins, table.starts, table.kinds)
+        return _FlatNodes(types, args, begins, table.starts, table.kinds)
 
     @property
     def begins(self) -> Ints:

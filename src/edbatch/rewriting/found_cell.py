@@ -28,7 +28,7 @@ from edbatch.torch_insides import pytree
 _OF_TORCH = {"torch", "Tensor", "operator", "functional", "indexing"}  # how names of types begin that are no modules
 
 
-class Value(NamedTuple):
+class MemberValue(NamedTuple):
     """What a member reads: an operand of the whole cell, or an output of an earlier member."""
 
     member: int  # -1: an operand
@@ -39,7 +39,7 @@ class Member(NamedTuple):
     """A node inside a found cell: its kernel, what each of its operands is, and its explicit shared tensors."""
 
     kernel: Kernel
-    reads: tuple[Value, ...]
+    reads: tuple[MemberValue, ...]
     shared: tuple[int, ...]
 
 
@@ -64,9 +64,9 @@ class Composition(NamedTuple):
         return tuple([(m.kernel.outputs, m.reads) for m in self.members]), self.slots, self.rows
 
     @property
-    def values(self) -> list[Value]:
+    def values(self) -> list[MemberValue]:
         """All that the members compute."""
-        return [Value(i, k) for i, m in enumerate(self.members) for k in range(len(m.kernel.outputs))]
+        return [MemberValue(i, k) for i, m in enumerate(self.members) for k in range(len(m.kernel.outputs))]
 
     def node_type(self, name: str, kernel: CompiledCell) -> NodeType:
         shared = (*self.shared, *kernel.enclosed)
@@ -79,11 +79,11 @@ class FoundCell:
 
     of: Composition
     name: str
-    outputs: list[Value] = field(default_factory=list)
+    outputs: list[MemberValue] = field(default_factory=list)
     kernel: CompiledCell | None = None
     is_refused: bool = False
 
-    def compile(self, outputs: Sequence[Value]) -> CompiledCell | None:
+    def compile(self, outputs: Sequence[MemberValue]) -> CompiledCell | None:
         """The kernel for at least these outputs."""
         missing = [value for value in outputs if value not in self.outputs]
         if missing or self.kernel is None or not self.kernel.is_current:
@@ -94,7 +94,7 @@ class FoundCell:
             self.is_refused = self.kernel is None
         return self.kernel
 
-    def number_of(self, value: Value) -> int:
+    def number_of(self, value: MemberValue) -> int:
         return self.outputs.index(value) if value in self.outputs else -1
 
     def _compiled(self) -> CompiledCell | None:
@@ -113,7 +113,7 @@ class _Composed:
 
     members: tuple[Member, ...]
     num_rows: int
-    outputs: tuple[Value, ...]
+    outputs: tuple[MemberValue, ...]
 
     def __call__(self, *tensors: Any) -> tuple[Any, ...]:
         rows, shared = tensors[: self.num_rows], tensors[self.num_rows :]
@@ -159,7 +159,7 @@ def compose(recording: Recording, begins: Ints, nodes: Ints) -> Composition | No
     for n, i in number_of.items():
         t = recording.node_types[recording.types[n]]
         args = iter(recording.args[begins[n] : begins[n + 1]].tolist())
-        reads: list[Value] = []
+        reads: list[MemberValue] = []
         for slot, spec in zip(t.slots, t.slot_specs, strict=True):
             assert spec is not None
             for _ in range(next(args) if slot is Slot.SUM else 1):
@@ -183,17 +183,17 @@ class _Composing(NamedTuple):
     shared: list[torch.Tensor]
     place_of: dict[int, int]  # of shared tensors, by their ids
 
-    def read(self, arg: int, slot: Slot, spec: Spec, number_of: dict[int, int]) -> Value:
+    def read(self, arg: int, slot: Slot, spec: Spec, number_of: dict[int, int]) -> MemberValue:
         """What an arg of a node is to the whole."""
         if slot is not Slot.DATA:
             if arg >= 0 and arg % REF in number_of:
-                return Value(number_of[arg % REF], arg // REF)
+                return MemberValue(number_of[arg % REF], arg // REF)
             if arg in self.operand_of:
-                return Value(-1, self.operand_of[arg])
+                return MemberValue(-1, self.operand_of[arg])
             self.operand_of[arg] = len(self.rows)
         self.slots.append(Slot.DATA if slot is Slot.DATA else Slot.ONE)
         self.rows.append(spec)
-        return Value(-1, len(self.rows) - 1)
+        return MemberValue(-1, len(self.rows) - 1)
 
     def share(self, tensors: Sequence[torch.Tensor]) -> tuple[int, ...]:
         """The numbers of shared tensors, each of which is given once."""
