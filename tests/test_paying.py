@@ -7,6 +7,8 @@ from torch import nn
 import edbatch
 from edbatch import paying
 from edbatch.paying import FIRST_REST, LONGEST_REST, Estimate, Ways
+from edbatch.recording.calls.fast_cells import RECORDS_IN_C
+from edbatch.stats import Stopwatch
 
 pytestmark = pytest.mark.usefixtures("judged")
 LOSS = Estimate(2.0, 1.0, 1.0, False)
@@ -160,3 +162,29 @@ def test_kinds_of_calls_are_bounded(monkeypatch):
         assert ways.is_asked(kind)
         ways.judge(kind, LOSS)
     assert [ways.runs_alone(kind) for kind in range(9)] == [None] * 6 + [LOSS] * 3
+
+
+def test_recording_in_python_counts_more_than_in_c():
+    cell = nn.Linear(3, 3)
+
+    def function(x, in_python):
+        for _ in range(40):
+            x = torch.where(x > 0, x, -x) if in_python else cell(x)
+        return x
+
+    estimates = []
+    for in_python in (False, True):
+        batched = edbatch.batch(function)
+        execution, _ = batched.pipeline.prepare((torch.ones(4, 3), [in_python] * 4), {}, batched.policy, Stopwatch())
+        recording = execution.plan.recording
+        assert recording.num_recorded == 4 * 40 * (3 if in_python else 1)
+        estimates.append(recording.num_in_python)
+    assert RECORDS_IN_C is (estimates[0] < 40)
+    assert estimates[1] >= 4 * 40  # comparisons are recorded in Python
+
+
+def test_known_examples_cost_no_recording():
+    batched = edbatch.batch(nn.Linear(3, 3), key=lambda x: 1)
+    for _ in range(2):
+        execution, _ = batched.pipeline.prepare((torch.ones(4, 3),), {}, batched.policy, Stopwatch())
+        assert execution.plan.recording.num_recorded == 0

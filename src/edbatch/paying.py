@@ -26,17 +26,18 @@ MAX_KINDS = 1000  # of calls that are remembered
 
 
 class Costs(NamedTuple):
-    """Microseconds of a call, of each type in it, of recording a node, of launching a batch, of an op of torch."""
+    """Microseconds of a call, of each type in it, of a node recorded in C or in Python, of a batch, of an op of torch."""
 
     call: float
     type: float
     node: float
+    python: float
     batch: float
     op: float
 
 
-INFERENCE = Costs(call=300, type=40, node=1, batch=6, op=4)
-TRAINING = Costs(call=800, type=100, node=1, batch=15, op=14)
+INFERENCE = Costs(call=300, type=40, node=0.6, python=8, batch=6, op=4)
+TRAINING = Costs(call=800, type=100, node=0.6, python=8, batch=15, op=14)
 
 
 class Estimate(NamedTuple):
@@ -62,17 +63,19 @@ class Estimate(NamedTuple):
         )
 
 
-def estimate(plan: Plan, *, trains: bool, is_known: bool) -> Estimate:
-    """What calls like this one cost when all kernels are compiled. is_known: whether examples are known by keys."""
+def estimate(plan: Plan, *, trains: bool) -> Estimate:
+    """What calls like this one cost when all kernels are compiled."""
     costs, types = TRAINING if trains else INFERENCE, plan.recording.node_types
     nodes, batches = Counter(plan.graph.types.tolist()), Counter(plan.schedule.batch_types.tolist())
-    batched, one_by_one = costs.call + costs.type * len(types), 0.0
+    recording = plan.recording
+    in_c = recording.num_recorded - recording.num_in_python
+    batched = costs.call + costs.type * len(types) + costs.node * in_c + costs.python * recording.num_in_python
+    one_by_one = 0.0
     for t, node_type in enumerate(types):
         alone = costs.op * node_type.kernel.num_ops
         copied = nodes[t] * _row_bytes(node_type) / BYTES_PER_US
         one_by_one += nodes[t] * alone + (nodes[t] - batches[t]) * _weight_bytes(node_type) / BYTES_PER_US
-        batched += copied + nodes[t] * costs.node * (not is_known)
-        batched += (nodes if node_type.kernel.reason is not None else batches)[t] * (costs.batch + alone / 3)
+        batched += copied + (nodes if node_type.kernel.reason is not None else batches)[t] * (costs.batch + alone / 3)
     has_numbers = any(Slot.DATA in node_type.slots for node_type in types)
     return Estimate(batched, one_by_one, nodes.total() / max(1, batches.total()), has_numbers)
 

@@ -107,7 +107,7 @@ class Pipeline:
     def _judge(self, columns: Sequence[Any], execution: Execution, generator: Tensor) -> None:
         """Whether calls like this one pay. One that has drawn random numbers does, as others would be drawn alone."""
         if torch.equal(generator, torch.get_rng_state()):
-            found = estimate(execution.plan, trains=execution.needs is not None, is_known=self.known is not None)
+            found = estimate(execution.plan, trains=execution.needs is not None)
             self.ways.judge(self._kind_of_call(columns), found)
 
     def __call__(

@@ -98,6 +98,7 @@ class Recorder:
         self._outside_of: dict[int, Lazy] = {}
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
+        self._num_in_python = 0
         self.sites, self.spans = Numbers(), Numbers()  # where the user's code recorded the nodes: see `Recording`
         self.shared = SharedTensors(self, shared)
         self._all_entries: list[Entry] = []  # of each type
@@ -264,6 +265,8 @@ class Recorder:
             np.array(self.starts, dtype=np.int64),
             sites=np.frombuffer(memoryview(self.sites), np.int64),
             spans=np.frombuffer(memoryview(self.spans), np.int64).reshape(-1, 3),
+            num_recorded=len(self.types),
+            num_in_python=self._num_in_python,
         )
 
     def _check_written(self) -> None:
@@ -317,6 +320,7 @@ class Recorder:
     def add_node(self, entry: Entry, flat: Sequence[int]) -> int:
         if not entry.type.is_marked:
             self.known_calls.enter()
+        self._num_in_python += 1
         node = len(self.types)
         try:
             self.add_args(flat)  # all or none

@@ -26,6 +26,8 @@ class Recording:
     `code` is the number of a function's code; -1 for nodes of marked cells. Empty if nobody has noted it.
     spans: for each call of one of the user's functions that recorded several nodes the first of them, the one after the
     last, and the number of its code; what a function calls comes before the function.
+    num_recorded, num_in_python: how many nodes were recorded in this call, before any were merged, and how many of them
+    in Python.
     """
 
     types: Ints
@@ -37,6 +39,8 @@ class Recording:
     type_sets: TypeSets = field(default_factory=TypeSets)  # what is known of types that occur together
     sites: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     spans: Ints = field(default_factory=lambda: np.empty((0, 3), np.int64))
+    num_recorded: int = 0
+    num_in_python: int = 0
 
     @cached_property
     def type_set(self) -> TypeSet:
