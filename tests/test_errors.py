@@ -321,7 +321,6 @@ TRANSFORMS = {
     "func.grad": torch.func.grad(squares),
     "func.vjp": lambda x: torch.func.vjp(squares, x)[0],
     "func.jvp": lambda x: torch.func.jvp(squares, (x,), (x,))[1],
-    "func.vmap": torch.func.vmap(lambda y: y * 2),
     "func.jacfwd": torch.func.jacfwd(squares),
     "func.hessian": torch.func.hessian(squares),
     "vmap over a parameter": lambda x: torch.func.vmap(lambda w: w @ x)(nn.Parameter(torch.ones(2, 3))),

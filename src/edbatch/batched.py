@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from edbatch.errors import BatchError
+from edbatch.inspection.costs import largest_costs
 from edbatch.inspection.explain import explain
 from edbatch.pipeline import Pipeline, zip_columns
 from edbatch.recording.interception import one_by_one
@@ -131,7 +132,9 @@ class Batched(nn.Module):
         alone = "" if self._alone is None else f"the last call ran one by one: {self._alone}.\nThe last batched call:\n"
         forms = {name: cell.form_in_words(self.pipeline.switches) for name, cell in self._cells.items()}
         reports = [self.pipeline.kernels.growth.report(), None if known is None else known.report]
-        said = explain(self.stats, self.policy, forms)
+        origin, codes = self.pipeline.last_origin, self.pipeline.found.codes
+        costs = largest_costs(self.stats, origin, codes, has_keys=known is not None)
+        said = explain(self.stats, self.policy, forms, costs)
         return "".join([alone, said, *[f"\n\n  {report}" for report in reports if report]])
 
     @property

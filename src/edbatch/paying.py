@@ -26,7 +26,7 @@ MAX_KINDS = 1000  # of calls that are remembered
 
 
 class Costs(NamedTuple):
-    """Microseconds of a call, of each type in it, of a node recorded in C or in Python, of a batch, of an op of torch."""
+    """Microseconds of a call, of a type in it, of a node recorded in C or in Python, of a batch, of an op of torch."""
 
     call: float
     type: float

@@ -37,7 +37,7 @@ from edbatch.recording.program.paths import Paths
 from edbatch.recording.recorder import Recorder
 from edbatch.recording.results import Results
 from edbatch.recording.types.kernel_cache import KernelCache
-from edbatch.recording.types.recording import Recording
+from edbatch.recording.types.recording import Origin, Recording
 from edbatch.recording.types.type_set import TypeSet, TypeSets
 from edbatch.recording.values.refusals import explained, refuse_tangents
 from edbatch.replay.example_recorder import PieceRecorder
@@ -55,7 +55,7 @@ from edbatch.scheduling.schedule import Policy
 from edbatch.stats import Stats, Stopwatch
 from edbatch.switches import Switches
 from edbatch.torch_insides import pytree
-from edbatch.torch_insides.modes import DisableAutocast
+from edbatch.torch_insides.modes import DisableAutocast, num_dispatch_modes
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 from edbatch.torch_state.surroundings import Made, Surroundings, inside
 
@@ -86,6 +86,7 @@ class Pipeline:
         self.switches = switches
         self.known = None if key is None else KnownExamples(key, self.root, debug=debug)
         self._last_types: TypeSet | None = None
+        self.last_origin: Origin | None = None  # where the nodes of the last call were recorded
 
     def runs_alone(self, columns: Sequence[Any]) -> Estimate | None:
         """Why the call that begins now runs one by one; None if it is batched."""
@@ -93,9 +94,11 @@ class Pipeline:
 
     @property
     def _may_run_alone(self) -> bool:
-        """Not where ranks have to call the same collectives, and not where known examples are to be checked."""
+        """Not where ranks call the same collectives, where known examples are to be checked, or where a mode sees
+        every op."""
         is_checked = self.known is not None and self.known.debug
-        return self.switches.may_run_alone and not is_distributed() and not is_checked
+        is_watched = num_dispatch_modes() > 0
+        return self.switches.may_run_alone and not (is_distributed() or is_checked or is_watched)
 
     def _kind_of_call(self, columns: Sequence[Any]) -> Hashable:
         """What calls have in common for which batching pays or does not: modes, and about how many examples."""
@@ -104,9 +107,9 @@ class Pipeline:
         is_training = self.root is not None and self.root.training
         return number.bit_length(), torch.is_grad_enabled(), is_training
 
-    def _judge(self, columns: Sequence[Any], execution: Execution, generator: Tensor) -> None:
+    def _judge(self, columns: Sequence[Any], execution: Execution, generator: bytes) -> None:
         """Whether calls like this one pay. One that has drawn random numbers does, as others would be drawn alone."""
-        if torch.equal(generator, torch.get_rng_state()):
+        if generator == _generator_state():
             found = estimate(execution.plan, trains=execution.needs is not None)
             self.ways.judge(self._kind_of_call(columns), found)
 
@@ -120,7 +123,7 @@ class Pipeline:
     ) -> tuple[Any, Stats]:
         stopwatch = Stopwatch()
         is_asked = self._may_run_alone and self.ways.is_asked(self._kind_of_call(columns))
-        generator = torch.get_rng_state() if is_asked else None
+        generator = _generator_state() if is_asked else None
         execution, results = self.prepare(columns, keywords, policy, stopwatch)
         with stopwatch("run"):
             gathered = inside((Made(DisableAutocast),), _run, execution, results)
@@ -167,6 +170,7 @@ class Pipeline:
     def record_examples(self, columns: Sequence[Any], keywords: dict[str, Any]) -> tuple[Recording, Results]:
         """Record the function on every example of a mini-batch that is not known by its key."""
         examples = zip_columns(columns)
+        self.last_origin = None
         found = None if self.known is None else self._record_unknown(self.known, examples, keywords)
         return found or self._record_all(examples, keywords)
 
@@ -183,6 +187,7 @@ class Pipeline:
     def _finished(self, recorder: Recorder, results: Results, kept: list[Any]) -> tuple[Recording, Results]:
         results = with_kept(results, recorder, kept) if kept else results
         recorded = replace(recorder.finish(), type_sets=self.type_sets)
+        self.last_origin = recorded.origin
         merged = self._find_cells(recorded, results.refs)
         return (recorded, results) if merged is None else (merged.recording, results.moved(merged.moved.refs))
 
@@ -257,6 +262,12 @@ class Pipeline:
             tensors += parameters_of(modules_of([self.root]))
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())
         return list(BatchedFunction.apply(execution, results.groups, gathered, stopwatch, *inputs))  # type: ignore[no-untyped-call]
+
+
+def _generator_state() -> bytes:
+    """The state of torch's own generator of random numbers."""
+    state: bytes = torch.get_rng_state().numpy().tobytes()
+    return state
 
 
 def _run(execution: Execution, results: Results) -> list[Tensor]:

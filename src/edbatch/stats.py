@@ -17,6 +17,7 @@ from edbatch.scheduling.graph import Graph
 from edbatch.scheduling.schedule import Schedule
 from edbatch.storage.compile_time import seconds_compiling
 
+LAUNCH, OP, OP_OF_NODE = 6.0, 1.5, 0.05  # microseconds, roughly: of a batch, of an op in it, of that for each node
 STAGES = ("record", "rewrite", "schedule", "plan", "compile", "run", "backward")
 
 
@@ -55,6 +56,7 @@ class TypeStats:
     num_nodes: int
     num_batches: int
     reason: str | None  # why its nodes ran one by one; None when they were batched
+    cost: float = 0.0  # an estimate of its share of the time to run, in any unit
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -79,6 +81,7 @@ class Stats:
     graph: Graph
     _schedule: Schedule
     _reasons: tuple[str | None, ...]
+    _num_ops: tuple[int, ...]
     _row_bytes: Ints
     _slot_first: Ints
     _slot_size: Ints
@@ -87,7 +90,8 @@ class Stats:
     def of(plan: Plan, peak_bytes: int, seconds: dict[str, float]) -> Stats:
         types, layout = plan.recording.type_set, plan.layout
         return Stats(
-            seconds, peak_bytes, plan.graph, plan.schedule, types.reasons, types.row_bytes, layout.slot_first,
+            seconds, peak_bytes, plan.graph, plan.schedule, types.reasons,
+            types.num_ops, types.row_bytes, layout.slot_first,
             layout.slot_size,
         )  # fmt: skip
 
@@ -114,7 +118,12 @@ class Stats:
             np.bincount(types, minlength=self.num_types).tolist()
             for types in (self.graph.types, self._schedule.batch_types)
         )
-        return tuple(map(TypeStats, map(str, self.graph.type_names), nodes, batches, self._reasons))
+        launches = (n if reason is not None else b for n, b, reason in zip(nodes, batches, self._reasons, strict=True))
+        costs = [
+            number * (LAUNCH + OP * ops) + OP_OF_NODE * ops * n
+            for number, ops, n in zip(launches, self._num_ops, nodes, strict=True)
+        ]
+        return tuple(map(TypeStats, map(str, self.graph.type_names), nodes, batches, self._reasons, costs))
 
     @cached_property
     def views(self) -> int:

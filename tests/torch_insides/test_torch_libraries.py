@@ -7,6 +7,7 @@ import torch
 
 from edbatch.torch_insides.libraries import (
     GEMM,
+    SCRIPT_OPS,
     SCRIPTED,
     THREADS,
     batched_gemm,
@@ -80,3 +81,9 @@ def test_parameters_of_torchscript_are_found_by_a_method():
     model = torch.jit.script(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Sequential(torch.nn.Linear(3, 2))))
     found = parameters_of_method(model.forward)
     assert [id(p) for p in found] == [id(p) for p in model.parameters()]
+
+
+def test_torchscript_finds_its_ops_by_the_identity_of_functions():
+    module, name = SCRIPT_OPS
+    assert getattr(module, name)(torch.sum) == "aten::sum"
+    assert getattr(module, name)(lambda x: x) is None

@@ -54,6 +54,7 @@ typedef struct {
     int are_data;        /* numbers among its arguments are data */
     int is_direct;       /* its arguments reach the recorder as they are */
     int is_named;        /* it stands in a namespace of torch: modes see its calls */
+    PyObject *weak;      /* weak references to it, which torch keeps of functions */
 } Function;
 
 static KnownCalls *known_of(PyObject *value) {
@@ -666,6 +667,7 @@ static PyObject *function_new(PyTypeObject *type, PyObject *args, PyObject *keyw
 }
 
 static void function_dealloc(Function *self) {
+    if (self->weak != NULL) PyObject_ClearWeakRefs((PyObject *)self);
     Py_CLEAR(self->function);
     Py_CLEAR(self->otherwise);
     Py_TYPE(self)->tp_free((PyObject *)self);
@@ -744,6 +746,7 @@ static PyTypeObject NamedType = {
     .tp_new = function_new,
     .tp_dealloc = (destructor)function_dealloc,
     .tp_vectorcall_offset = offsetof(Function, vectorcall),
+    .tp_weaklistoffset = offsetof(Function, weak),
     .tp_call = PyVectorcall_Call,
     .tp_getattro = (getattrofunc)named_attribute,
     .tp_repr = (reprfunc)named_repr,

@@ -20,7 +20,8 @@ from edbatch.recording.program.attributes import SCALARS
 from edbatch.recording.program.marking import CellOptions, active
 from edbatch.recording.types.kernel_cache import Cell
 from edbatch.recording.values.lazy import Lazy
-from edbatch.torch_insides.libraries import SCRIPTED, parameters_of_method
+from edbatch.recording.values.lazy import original as function_of_torch
+from edbatch.torch_insides.libraries import SCRIPT_OPS, SCRIPTED, parameters_of_method
 from edbatch.torch_insides.transforms import VMAP
 from edbatch.torch_state.hooks import replaces
 
@@ -103,6 +104,17 @@ class Scripted:
         return str(self.method.name)
 
 
+def _of_original(original: Any) -> Any:
+    """How TorchScript, by which torch makes some derivatives at first use, finds an op of its own by the identity of a
+    function: what stands in torch's namespaces for a function is that function."""
+
+    @functools.wraps(original)
+    def find(function: Any) -> Any:
+        return original(function_of_torch(function))
+
+    return find
+
+
 def _checking(original: Any) -> Any:
     """A method of a distribution that checks numbers. Those that do not exist yet are taken for valid until they do."""
 
@@ -123,6 +135,7 @@ def _checking(original: Any) -> Any:
 for _holder, _name, _make in (
     (*VMAP, _recording_vmap),
     *[(kind, "__call__", _recording_script) for kind in SCRIPTED],
+    (*SCRIPT_OPS, _of_original),
     (torch.distributions.Distribution, "__init__", _checking),
     (torch.distributions.Distribution, "_validate_sample", _checking),
 ):

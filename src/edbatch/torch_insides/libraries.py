@@ -26,6 +26,7 @@ def undefined_tensor() -> int:
     return ctypes.addressof(ctypes.c_char.in_dll(library, "_ZN3c1019UndefinedTensorImpl10_singletonE"))
 
 
+SCRIPT_OPS = torch.jit._builtins, "_find_builtin"  # how TorchScript knows functions of torch, by identity
 SCRIPTED: tuple[Any, ...] = (torch._C.ScriptFunction, torch._C.ScriptMethod)  # TorchScript's calls ask no mode
 
 

@@ -3,7 +3,8 @@
 From `torch.sigmoid(x)` to `__torch_function__` torch needs 0.8 µs or more, before any code of ours runs. So functions
 that models call often stand in torch's namespaces as objects that look for known calls first (`_calls.c`), as long as
 somebody records; `interception.py` puts them there. Such an object is passive: a call without lazy values, or while
-modes of the user want to see it, goes to torch's function, whose attributes, text and pickle it also has.
+modes of the user want to see it, goes to torch's function, whose attributes, text and pickle it also has. `torch.where`
+is not among them, since TorchScript, by which torch makes some derivatives at first use, knows it by identity.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TORCH = (
     "abs", "add", "addmm", "argmax", "bmm", "cat", "chunk", "clamp", "concat", "cos", "div", "dot", "einsum", "exp",
     "flatten", "log", "log_softmax", "logsumexp", "matmul", "max", "maximum", "mean", "min", "minimum", "mm", "mul",
     "mv", "neg", "permute", "pow", "relu", "reshape", "rsqrt", "sigmoid", "sin", "softmax", "split", "sqrt", "square",
-    "squeeze", "sub", "sum", "tanh", "transpose", "unbind", "unsqueeze", "where",
+    "squeeze", "sub", "sum", "tanh", "transpose", "unbind", "unsqueeze",
 )  # fmt: skip
 _FUNCTIONAL = (
     "binary_cross_entropy_with_logits", "cross_entropy", "dropout", "elu", "embedding", "gelu", "layer_norm",

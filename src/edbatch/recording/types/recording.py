@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,15 @@ from edbatch.layout.layout import Ints, SlotTable, unpack
 from edbatch.recording.types.type_set import NodeType, TypeSet, TypeSets
 from edbatch.scheduling.graph import Graph
 from edbatch.spec import Spec
+
+
+class Origin(NamedTuple):
+    """Where the nodes of a recording came from: see `Recording`. names: of the types."""
+
+    types: Ints
+    names: tuple[str, ...]
+    sites: Ints
+    spans: Ints
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -41,6 +51,11 @@ class Recording:
     spans: Ints = field(default_factory=lambda: np.empty((0, 3), np.int64))
     num_recorded: int = 0
     num_in_python: int = 0
+
+    @property
+    def origin(self) -> Origin:
+        """What is known of where the nodes were recorded, without the tensors that they read."""
+        return Origin(self.types, tuple([t.name for t in self.node_types]), self.sites, self.spans)
 
     @cached_property
     def type_set(self) -> TypeSet:

@@ -134,6 +134,11 @@ class TypeSet:
             table=_table(types, outputs),
         )
 
+    @cached_property
+    def num_ops(self) -> tuple[int, ...]:
+        """About how many ops of torch a node of each type is."""
+        return tuple([kernel.num_ops for kernel in self.kernels])
+
     def keep(self, key: Hashable, make: Callable[[], T]) -> T:
         """What `make` gives, kept for later calls; `key` says all that it depends on besides the forms of the types."""
         found: T | None = self._kept.get(key)
