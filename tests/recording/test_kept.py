@@ -196,7 +196,7 @@ def test_a_tensor_of_the_caller_that_was_written_has_the_values_after_the_call()
             torch.testing.assert_close(a, b)
 
 
-def test_nothing_is_kept_of_functions_that_leave_nothing():
+def test_nothing_is_kept_of_functions_that_leave_nothing(as_recorded):
     batched = edbatch.batch(lambda x: ((x * WEIGHT).sum(), x * 2))
     recorded, results = batched.pipeline.record_examples((X,), {})
     assert not results.kept
