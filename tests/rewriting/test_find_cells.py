@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import types
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import edbatch
+from edbatch.recording.calls.fast_cells import RECORDS_IN_C
 from edbatch.recording.program.marking import unmark
 from edbatch.workloads import find
 
@@ -503,3 +505,39 @@ def test_merged_as_not_merged_as_one_by_one(program):
     keyed = edbatch.batch(names["main"], key=lambda x, c: tuple(c), policy="agenda")
     for _ in range(2):
         edbatch.check(keyed, xs, choices)
+
+
+class CountsHashes:
+    """A constant of a function; whoever hashes the function's code hashes it too."""
+
+    hashed = 0
+
+    def __hash__(self):
+        CountsHashes.hashed += 1
+        return 0
+
+
+@pytest.mark.skipif(not RECORDS_IN_C, reason="without a C compiler nobody asks which function records")
+def test_functions_whose_codes_lie_alike_in_memory_are_looked_up_once():
+    counter = CountsHashes()
+
+    def wave(x):
+        return x.sigmoid()
+
+    codes = [wave.__code__.replace(co_consts=(*wave.__code__.co_consts, counter)) for _ in range(1500)]
+    alike = {}
+    for code in codes:
+        alike.setdefault((id(code) >> 5) % 256, []).append(code)
+    waves = [types.FunctionType(code, globals()) for code in max(alike.values(), key=len)[:3]]
+    assert len(waves) == 3
+
+    def chain(x):
+        for _ in range(20):
+            for each in waves:
+                x = each(x)
+        return x
+
+    batched = edbatch.batch(chain)
+    CountsHashes.hashed = 0
+    batched(torch.randn(4, DIM))
+    assert 0 < CountsHashes.hashed < 20

@@ -12,7 +12,7 @@ its outputs. Any other call goes on to Python. Without a C compiler all calls do
 #include <stddef.h>
 #include <structmember.h>
 
-enum { MOST_PARTS = 64, MOST_OPEN = 1024, NUMBERED = 256, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, OTHER = -1, ERROR = -2 };
+enum { MOST_PARTS = 64, MOST_OPEN = 1024, NUMBERED = 256, PLACES = 4, MOST_SIGNATURES = 4, REF_BITS = 32, NO = -1, OTHER = -1, ERROR = -2 };
 
 /* ---- Numbers: a growing array of 64-bit integers, which is read as a buffer */
 
@@ -216,7 +216,7 @@ typedef struct {
     PyObject *modules; /* module -> capsule of Signatures; None for a module that is no cell */
     PyObject *codes;   /* code -> its number, OTHER if it is not the user's; NULL: nobody asks which function records */
     PyObject *own;     /* the folders whose functions are not the user's: a tuple of prefixes of file names */
-    Numbered numbered[NUMBERED]; /* the same for some codes, by their addresses: codes take long to hash */
+    Numbered numbered[NUMBERED]; /* the same for some codes, by their addresses: see code_of */
     Numbers *sites;    /* of each node the instruction that has recorded it: (code << 32) + offset, or OTHER */
     Numbers *spans;    /* begin, end, code: the nodes that one call of a function of the user's has recorded */
     Open open[MOST_OPEN];
@@ -294,23 +294,24 @@ static long long look_up_code(KnownCalls *self, PyCodeObject *code) {
     return found;
 }
 
-/* What is known of the code of a frame; NULL for an error. */
+/* What is known of the code of a frame, until the next call; NULL for an error. A code is looked for by its address, in
+a few places, so that functions which call each other do not drive each other out: to hash a code takes longer than all
+else that is done for a call. */
 static Numbered *code_of(KnownCalls *self, PyFrameObject *frame) {
     PyCodeObject *code = PyFrame_GetCode(frame);
-    Numbered *place = &self->numbered[((size_t)code >> 5) % NUMBERED];
-    if (place->code == (PyObject *)code) {
-        Py_DECREF(code);
-        return place;
-    }
-    Py_CLEAR(place->code);
-    place->number = look_up_code(self, code);
-    Py_XSETREF(place->instructions, place->number >= 0 ? PyCode_GetCode(code) : Py_NewRef(Py_None));
-    if (place->number == ERROR || place->instructions == NULL) {
-        Py_DECREF(code);
-        return NULL;
-    }
-    place->code = (PyObject *)code;
-    return place;
+    Py_DECREF(code); /* the frame holds it */
+    Numbered *places = &self->numbered[((size_t)code >> 5) * PLACES % NUMBERED];
+    for (int i = 0; i < PLACES; i++)
+        if (places[i].code == (PyObject *)code) return &places[i];
+    long long number = look_up_code(self, code);
+    PyObject *instructions = number == ERROR ? NULL : number >= 0 ? PyCode_GetCode(code) : Py_NewRef(Py_None);
+    if (instructions == NULL) return NULL;
+    Numbered oldest = places[PLACES - 1];
+    memmove(places + 1, places, (PLACES - 1) * sizeof(Numbered));
+    places[0] = (Numbered){Py_NewRef(code), instructions, number};
+    Py_XDECREF(oldest.code);
+    Py_XDECREF(oldest.instructions);
+    return places;
 }
 
 /* The offset of the instruction that a frame executes. The interpreter may stand on the entries of a cache behind it,
