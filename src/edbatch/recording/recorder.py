@@ -81,6 +81,7 @@ class Recorder:
     ):
         self.codes = codes  # numbers of the user's functions; None if nobody asks which of them records
         self.kernels = kernels
+        self._num_captured = kernels.num_captured
         self.names = names
         self.device = device
         self.types, self.args = Numbers(), Numbers()
@@ -238,6 +239,11 @@ class Recorder:
         self._outside_of.clear()
         self.overwritten.values.clear()
         self.parts.clear()
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a kernel was captured meanwhile: code of others ran, such as imports."""
+        return self.kernels.num_captured > self._num_captured
 
     def copy_outside(self, tensor: torch.Tensor) -> None:
         """Let what was recorded with a tensor read a copy of it, so that it is free."""
