@@ -33,6 +33,7 @@ from edbatch.recording.calls.signature import Parts
 from edbatch.recording.given import GivenValues
 from edbatch.recording.in_place_calls import in_place
 from edbatch.recording.kept import Assumption, tensor_of
+from edbatch.recording.made import MadeTensors
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.program.marking import CellFunction, is_row_wise
 from edbatch.recording.questions import ask
@@ -99,6 +100,9 @@ class Recorder:
         self._outside_of: dict[int, Lazy] = {}
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
+        self._shared_memories: set[int | None] = set()  # those that nodes of the first `_num_seen` types read
+        self._num_seen = 0
+        self.made = MadeTensors()
         self.sites, self.spans = Numbers(), Numbers()  # where the user's code recorded the nodes: see `Recording`
         self.shared = SharedTensors(self, shared)
         self._all_entries: list[Entry] = []  # of each type
@@ -131,6 +135,7 @@ class Recorder:
     def begin(self, example: Sequence[Any]) -> list[Any]:
         """Begin the next example; returns its arguments, with lazy values in place of tensors."""
         self.starts.append(len(self.types))
+        self.made.clear()
         return [self.outside(x) if isinstance(x, torch.Tensor) else x for x in example]
 
     def end(self, output: Any) -> Any:
@@ -204,8 +209,10 @@ class Recorder:
 
     def _protect(self, written: list[torch.Tensor]) -> None:
         """Called before tensors are written in place: what nodes read from their memory is copied as it is now."""
-        self.changing = "it writes a tensor in place"
-        used = {memory_of(tensor) for node_type in self.node_types for tensor in node_type.shared}
+        used = self._shared_memories
+        for node_type in self.node_types[self._num_seen :]:
+            used.update(map(memory_of, node_type.shared))
+        self._num_seen = len(self.node_types)
         for memory in map(memory_of, written):
             if memory is None:
                 continue
@@ -531,12 +538,18 @@ class Recorder:
             )
         if is_in_place(func) or kwargs.get("out") is not None:
             written = flatten(args[:1], {}) if is_in_place(func) else flatten((kwargs["out"],), {})
-            self._protect([v for v in written if is_tensor(v)])
+            written = [v for v in written if is_tensor(v)]
+            if not self.made.are_alone_in(func, written) or any(t in self.shared for t in tensors):
+                self.changing = "it writes a tensor in place"
+                self.made.clear()  # they may have become the memory of others
+            self._protect(written)
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             if any(t in self.shared for t in tensors):
                 self.reads_shared(tensors, func)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.made.note(func, result)
+            return result
         if (result := as_index(func, args, kwargs)) is not NotImplemented:
             return result
         if func is torch.Tensor.__getitem__:
