@@ -86,6 +86,7 @@ def survivors(recorder: Recorder) -> list[Any]:
         del found
         gc.collect()
         found = _living(recorder, known)
+    recorder.refuse_own_leaves(found)
     return [*found, *ours]
 
 

@@ -47,6 +47,7 @@ from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
 from edbatch.spec import OWN_RULES, Spec, is_tensor, own_rules
+from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction, set_grad_enabled
 from edbatch.torch_insides.modules import backward_hooks_in, compiled_call_of
 
@@ -143,7 +144,18 @@ class Recorder:
         self.parts.clear()
         output = self.overwritten.swapped(output)
         settle(output, self)
+        if self.lineage.own_leaves:
+            self.refuse_own_leaves(pytree.tree_leaves(output))
         return output
+
+    def refuse_own_leaves(self, values: Sequence[Any]) -> None:
+        """Raise if the caller gets values that examples told to require gradients: he could ask for their `.grad`."""
+        if any(map(self.lineage.is_own_leaf, values)):
+            raise RecordingError(
+                "a value that the function made and called requires_grad_() on is returned or kept, but its .grad will "
+                "not be there: only tensors given to the batched function have one; give it as an argument, or return "
+                "a copy: x.clone()"
+            )
 
     # ---- the state around the recording
 

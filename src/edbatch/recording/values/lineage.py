@@ -7,12 +7,13 @@ types of nodes say nothing about it: these are passed by.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from edbatch.layout.layout import REF, Slot
 from edbatch.recording.types.type_set import NodeType
+from edbatch.recording.values.lazy import Lazy
 from edbatch.torch_insides.modes import DisableTorchFunction
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Lineage:
 
     shares: the values that would share memory with another value in torch.
     others_unknown: those of which it is not known which others these are.
+    own_leaves: those made by examples that were told to require gradients, which nobody gets to see.
     """
 
     def __init__(self, recorder: Recorder):
@@ -87,6 +89,7 @@ class Lineage:
         self._require_grad: set[int] = set()
         self.shares: set[int] = set()
         self.others_unknown: set[int] = set()
+        self.own_leaves: set[int] = set()
         self._group_of: dict[int, set[int]] = {}  # of values that share memory, all that do
 
     def sharing(self, ref: int) -> set[int]:
@@ -98,6 +101,15 @@ class Lineage:
         """An element of rows was taken, which stands for a part of their memory and not for the stacked value."""
         self.shares.add(ref)
         self.others_unknown.add(ref)
+
+    def note_leaf(self, ref: int) -> None:
+        """A value without a gradient requires one from now on: what was computed from it before does not."""
+        self.requires_grad(ref)
+        self._require_grad.add(ref)
+        self.own_leaves.add(ref)
+
+    def is_own_leaf(self, value: Any) -> bool:
+        return bool(self.own_leaves) and type(value) is Lazy and value.ref in self.own_leaves
 
     def _join(self, refs: list[int]) -> None:
         self.shares.update(refs)
