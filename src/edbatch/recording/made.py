@@ -26,15 +26,15 @@ class MadeTensors:
     """The tensors that the present example has made and that are alive."""
 
     def __init__(self) -> None:
-        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
+        self.table: dict[int, weakref.ref[torch.Tensor]] = {}  # by their ids; `_calls.c` notes some, too
 
     def note(self, func: Callable[..., Any], result: Any) -> None:
         if func in MAKING:
-            self._made[id(result)] = weakref.ref(result)
+            self.table[id(result)] = weakref.ref(result)
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         base = base_of(tensor)
-        found = self._made.get(id(tensor if base is None else base))
+        found = self.table.get(id(tensor if base is None else base))
         return found is not None and found() is (tensor if base is None else base)
 
     def are_alone_in(self, func: Callable[..., Any], written: list[torch.Tensor]) -> bool:
@@ -43,4 +43,4 @@ class MadeTensors:
 
     def clear(self) -> None:
         """Called when an example begins, and when tensors get other memory."""
-        self._made.clear()
+        self.table.clear()

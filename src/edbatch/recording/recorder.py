@@ -33,7 +33,7 @@ from edbatch.recording.calls.signature import Parts
 from edbatch.recording.given import GivenValues
 from edbatch.recording.in_place_calls import in_place
 from edbatch.recording.kept import Assumption, tensor_of
-from edbatch.recording.made import MadeTensors
+from edbatch.recording.made import MAKING, MadeTensors
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.program.marking import CellFunction, is_row_wise
 from edbatch.recording.questions import ask
@@ -128,6 +128,7 @@ class Recorder:
         self.parts: deque[writes.Part] = deque(maxlen=32)  # the last that were taken
         self.known_calls.note_part = self.parts.append
         self.overwritten = writes.Overwritten(self)
+        self.known_calls.at_once, self.known_calls.overwritten = {}, self.overwritten.values
         self.sums_grow_in: Context | None  # the present context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
@@ -561,6 +562,8 @@ class Recorder:
                 self.reads_shared(tensors, func)
             result = func(*args, **kwargs)
             self.made.note(func, result)
+            if func is not STACK and self.is_open:
+                self.known_calls.at_once[func] = self.made.table if func in MAKING else None
             return result
         if (result := as_index(func, args, kwargs)) is not NotImplemented:
             return result
