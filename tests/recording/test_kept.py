@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import edbatch
+from edbatch.cells import compiled
 from edbatch.recording.values import lazy
 
 pytestmark = pytest.mark.skipif(not lazy.ARE_TENSORS, reason="needs the C part")
@@ -201,3 +202,29 @@ def test_nothing_is_kept_of_functions_that_leave_nothing(as_recorded):
     recorded, results = batched.pipeline.record_examples((X,), {})
     assert not results.kept
     assert len(recorded.types) == 12
+
+
+def test_an_error_caught_in_a_capture_keeps_no_values_alive(monkeypatch):
+    """As by an import of torch's at first use: it holds the frame that it was caught in, which holds it and the frames
+    around. That is garbage, but not collected yet."""
+    calls, original = [], compiled.compile_cell
+
+    def compile_cell(*args, **kwargs):
+        try:
+            raise ImportError
+        except ImportError as error:
+            caught = error  # noqa: F841
+        return original(*args, **kwargs)
+
+    def function(x):
+        calls.append(0)
+        h = torch.tanh(x)
+        return torch.exp(h) + h
+
+    monkeypatch.setattr(compiled, "compile_cell", compile_cell)
+    xs = list(torch.randn(4, 3, dtype=torch.float64))
+    batched = edbatch.batch(function, stack=False, key=id)
+    for _ in range(3):
+        torch.testing.assert_close(batched(xs), [torch.tanh(x).exp() + torch.tanh(x) for x in xs])
+    assert len(calls) == 4
+    assert "key is not used" not in batched.explain()

@@ -163,6 +163,69 @@ def test_hooks_on_what_is_computed_of_parameters_alone_are_refused():
         edbatch.batch(function)(X)
 
 
+def begun(x):
+    """As a zero state that is made to require a gradient, which nobody sees."""
+    state = x.detach().new(1, 3).fill_(0.0).requires_grad_()
+    for _ in range(2):
+        state = torch.tanh(state + x * WEIGHT)
+    return state
+
+
+@pytest.mark.parametrize("key", [None, id])
+def test_what_an_example_made_may_be_told_to_require_gradients(key):
+    xs = list(X.double())
+    batched = edbatch.batch(begun, key=key, stack=False)
+    for _ in range(2):
+        ours = batched(xs)
+        torch.testing.assert_close(ours, [begun(x) for x in xs])
+        (gradient,) = torch.autograd.grad(sum(map(torch.sum, ours)), WEIGHT)
+        torch.testing.assert_close(gradient, torch.autograd.grad(sum(begun(x).sum() for x in xs), WEIGHT)[0])
+
+
+def test_what_was_told_to_require_gradients_says_so_from_then_on():
+    def answers(x):
+        before = x * 2
+        same = before.requires_grad_(False)
+        earlier = torch.tanh(before)
+        own = before.requires_grad_()
+        assert same is before
+        assert own is before
+        later = torch.tanh(own)
+        return [
+            [v.requires_grad for v in (own, earlier, later, later.detach(), later + 1)],
+            [v.is_leaf for v in (own, earlier, later)],
+            own.grad_fn,
+            own.grad,
+        ]
+
+    assert ask(answers) == answers(X[0]) == [[True, False, True, False, True], [True, True, False], None, None]
+
+
+def keeps(x, kept=[]):  # noqa: B006
+    kept.append((x * 2).requires_grad_())
+    return kept[-1] * WEIGHT
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: (x * 2).requires_grad_(), lambda x: [x, {"h": torch.zeros_like(x).requires_grad_()}], keeps]
+)
+@pytest.mark.parametrize("key", [None, id])
+def test_what_was_told_to_require_gradients_is_not_handed_out(function, key):
+    if function is keeps and not lazy.ARE_TENSORS:
+        pytest.skip("needs the C part")
+    with pytest.raises(RecordingError, match=r"its \.grad will not be there"):
+        edbatch.batch(function, stack=False, key=key)(list(X))
+
+
+@pytest.mark.parametrize("value", [
+    lambda x: x, lambda x: (x * WEIGHT).requires_grad_(False), lambda x: x.long() + 1,
+    lambda x: torch.stack([x, x * 2, x]),
+])  # fmt: skip
+def test_other_values_are_not_told_to_require_gradients(value):
+    with pytest.raises(RecordingError, match="which values have gradients follows from the parameters"):
+        ask(lambda x: value(x).requires_grad_())
+
+
 class Constant(nn.Module):
     def forward(self, x):
         return x * 2, x.sum().item() > 0

@@ -246,17 +246,79 @@ def test_what_a_parameter_is_like_may_be_read():
     assert calls_of(lambda: batched([XS[0]])) == 0
 
 
-def test_writing_in_place_is_done_every_time():
+BUFFER = torch.zeros(3)
+WEIGHT = nn.Parameter(torch.ones(3))
+SWAPPED = torch.zeros(3)
+
+
+def swapped():
+    """A tensor that was made by the example, and has the memory of another one since."""
+    made = torch.zeros(3)
+    made.data = SWAPPED
+    return made
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda steps: BUFFER.fill_(steps),
+        lambda steps: swapped().fill_(steps),
+        lambda steps: torch.from_numpy(BUFFER.numpy()).fill_(steps),
+        lambda steps: BUFFER[:2].fill_(steps).sum() + torch.zeros(3),
+        lambda steps: torch.zeros(3).copy_(WEIGHT.detach()),
+    ],
+)
+def test_writing_in_place_is_done_every_time(write):
     def function(x, steps):
         COUNT.append(0)
-        buffer = torch.zeros(3)
-        buffer[0] = steps
-        return torch.mul(x, buffer)
+        return torch.mul(x, write(steps))
 
     batched = edbatch.batch(function, policy="agenda", key=lambda x, steps: steps)
     batched(XS, STEPS)
     assert calls_of(lambda: batched(XS, STEPS)) == 4
     assert "4 will always be recorded: it writes a tensor in place" in report(batched)
+
+
+def written_twice(x, steps):
+    made = torch.zeros(3)
+    made[0] = steps
+    y = torch.mul(x, made)
+    made[1:].fill_(steps)  # y reads it as it was
+    return y + made
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, steps: x * torch.zeros(1, 3).scatter_(1, torch.tensor([[steps % 3]]), 1.0)[0],
+        written_twice,
+        lambda x, steps: x * torch.zeros_like(BUFFER).add_(BUFFER.clone().fill_(steps)),
+        lambda x, steps: x * torch.add(torch.ones(3), steps, out=torch.empty(3)),
+    ],
+)
+def test_writing_what_an_example_made_itself_is_recorded_once(function):
+    def counted(x, steps):
+        COUNT.append(0)
+        return function(x, steps)
+
+    batched = edbatch.batch(counted, policy="agenda", key=lambda x, steps: steps, stack=False)
+    batched(XS, STEPS)
+    results = []
+    assert calls_of(lambda: results.extend(batched(XS, STEPS))) == 0
+    torch.testing.assert_close(results, [function(x, steps) for x, steps in zip(XS, STEPS, strict=True)])
+
+
+def test_a_write_into_what_another_example_made_is_done_every_time():
+    kept = []
+
+    def function(x, steps):
+        COUNT.append(0)
+        kept.append(torch.zeros(3))
+        return torch.mul(x, kept[0].add_(1))
+
+    batched = edbatch.batch(function, policy="agenda", key=lambda x, steps: steps)
+    batched(XS, STEPS)
+    assert calls_of(lambda: batched(XS, STEPS)) >= 3
 
 
 def test_keywords():

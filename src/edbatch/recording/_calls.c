@@ -226,6 +226,8 @@ typedef struct {
     PyObject *shared;                /* id(tensor) -> a tensor that all examples share */
     PyObject *entries;               /* the entries of all types, in their order */
     PyObject *note_part;             /* is told of the parts that are taken of values, see `writes.py`; NULL: nobody asks */
+    PyObject *at_once;               /* functions that run at once on plain arguments -> where new tensors are noted, or None */
+    PyObject *overwritten;           /* plain tensors that stand for values, by identity */
     PyObject *context;               /* the modes that calls are recorded in; NULL while nothing can be recorded */
     int is_usual;                    /* whether 0 + x is x, if a node gives x */
     Py_ssize_t num_modes;            /* how many modes see torch's functions if the user adds none */
@@ -628,6 +630,8 @@ static PyObject *known_within(KnownCalls *self, PyObject *args) {
 static PyObject *known_close(KnownCalls *self, PyObject *nothing) {
     Py_CLEAR(self->context);
     Py_CLEAR(self->note_part);
+    Py_CLEAR(self->at_once);
+    Py_CLEAR(self->overwritten);
     forget_operations(self);
     return known_forget(self, nothing);
 }
@@ -644,6 +648,8 @@ static int known_traverse(KnownCalls *self, visitproc visit, void *arg) {
     Py_VISIT(self->entries);
     Py_VISIT(self->context);
     Py_VISIT(self->note_part);
+    Py_VISIT(self->at_once);
+    Py_VISIT(self->overwritten);
     for (size_t i = 0; i < self->room; i++) {
         if (self->operations[i] == NULL) continue;
         Py_VISIT(self->operations[i]->entry);
@@ -673,6 +679,9 @@ static int known_clear(KnownCalls *self) {
     }
     Py_CLEAR(self->shared);
     Py_CLEAR(self->entries);
+    Py_CLEAR(self->note_part);
+    Py_CLEAR(self->at_once);
+    Py_CLEAR(self->overwritten);
     Py_CLEAR(self->context);
     forget_operations(self);
     return 0;
@@ -702,6 +711,8 @@ static PyMethodDef known_methods[] = {
 };
 static PyMemberDef known_members[] = {
     {"note_part", T_OBJECT, offsetof(KnownCalls, note_part), 0, "Called with (part, value, the value's reference, index)."},
+    {"at_once", T_OBJECT, offsetof(KnownCalls, at_once), 0, "Functions that run at once on plain arguments."},
+    {"overwritten", T_OBJECT, offsetof(KnownCalls, overwritten), 0, "Plain tensors that stand for values, by identity."},
     {"num_modes", T_PYSSIZET, offsetof(KnownCalls, num_modes), 0, "How many modes see torch's functions if the user adds none."},
     {NULL},
 };

@@ -49,6 +49,10 @@ class KnownCalls:
     ) -> None: ...
 
     note_part: Callable[[tuple[Any, ...]], object] | None  # is told of the parts that are taken of values
+    # Functions that run at once on arguments without values and shared tensors: where weak references to their new
+    # results are noted by identity, or None. Not while a plain tensor stands for a value (`overwritten`).
+    at_once: dict[Any, dict[int, Any] | None]
+    overwritten: dict[int, Any]
     num_modes: int  # how many modes see torch's functions if the user adds none
     def learn(
         self,
@@ -138,6 +142,7 @@ def set_up(
     tensor: type,
     size: type,
     dtype: type,
+    device: type,
     materialise: Callable[..., Any],
     count_modes: Callable[[], int],
     arithmetic: frozenset[Any],

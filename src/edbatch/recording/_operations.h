@@ -12,7 +12,7 @@ enum { MOST_WORDS = 96, MOST_LATER = 16, MOST_OPERATIONS = 4096 };
 enum { INT = 1, FLOAT, INT_DATA, FLOAT_DATA, SHARED, OBJECT, TEXT, TUPLE, LIST, SLICE, INDEX, LISTED, KEYWORDS, SUM, STACK };
 
 typedef struct {
-    PyTypeObject *lazy, *pending, *ragged, *parameter, *tensor, *size, *dtype;
+    PyTypeObject *lazy, *pending, *ragged, *parameter, *tensor, *size, *dtype, *device;
     PyObject *materialise;   /* materialise(recorder, rows): a stack of any number of values, side by side in memory */
     PyObject *count_modes;   /* how many modes of this thread see torch's functions */
     PyObject *arithmetic;    /* functions whose numbers are data: a set */
@@ -581,11 +581,58 @@ static int describe_given(Call *call, KnownCalls *known, PyObject *function, PyO
     return is_described;
 }
 
+/* Whether an argument is no lazy value, no tensor that examples share, and nothing that holds one, as far as is sure. */
+static int is_plain(KnownCalls *known, PyObject *value) {
+    PyTypeObject *type = Py_TYPE(value);
+    if (type == at.tensor) {
+        PyObject *identity = PyLong_FromVoidPtr(value);
+        int is_shared = identity == NULL ? -1 : PyDict_Contains(known->shared, identity);
+        Py_XDECREF(identity);
+        return is_shared < 0 ? -1 : !is_shared;
+    }
+    if (type == &PyTuple_Type || type == &PyList_Type || type == at.size) {
+        int are_plain = 1;
+        for (Py_ssize_t i = 0; are_plain == 1 && i < PySequence_Fast_GET_SIZE(value); i++)
+            are_plain = is_plain(known, PySequence_Fast_GET_ITEM(value, i));
+        return are_plain;
+    }
+    return type == &PyLong_Type || type == &PyFloat_Type || type == &PyBool_Type || type == &PyUnicode_Type ||
+           value == Py_None || value == Py_Ellipsis || type == at.dtype || type == at.device;
+}
+
+/* Whether a call runs at once, as if nobody recorded: 1, 0 if that is not sure, or -1 for an error. */
+static int runs_at_once(KnownCalls *known, PyObject *args, PyObject *keywords) {
+    if (PyDict_GET_SIZE(known->overwritten) > 0) return 0;
+    int are_plain = is_plain(known, args);
+    PyObject *name, *value;
+    for (Py_ssize_t i = 0; keywords != Py_None && are_plain == 1 && PyDict_Next(keywords, &i, &name, &value);)
+        are_plain = PyUnicode_CompareWithASCIIString(name, "out") == 0 ? 0 : is_plain(known, value);
+    return are_plain;
+}
+
+/* The result of a function that runs at once; `made` gets a weak reference to it by its identity, if it is a dict. */
+static PyObject *run_at_once(PyObject *function, PyObject *args, PyObject *keywords, PyObject *made) {
+    PyObject *result = PyObject_Call(function, args, keywords == Py_None ? NULL : keywords);
+    if (result == NULL || !PyDict_Check(made)) return result;
+    PyObject *identity = PyLong_FromVoidPtr(result), *reference = PyWeakref_NewRef(result, NULL);
+    if (identity == NULL || reference == NULL || PyDict_SetItem(made, identity, reference) < 0) Py_CLEAR(result);
+    Py_XDECREF(identity);
+    Py_XDECREF(reference);
+    return result;
+}
+
 /* record(function, args, keywords or None, otherwise): the result of a call; otherwise(function, args, keywords) gives it
 if the call is not known. */
 static PyObject *known_record(KnownCalls *self, PyObject *const *given, Py_ssize_t count) {
     if (count != 4 || !PyTuple_Check(given[1]) || !(given[2] == Py_None || PyDict_Check(given[2])))
         return PyErr_Format(PyExc_TypeError, "record(function, args, keywords, otherwise)");
+    if (self->context != NULL && self->at_once != NULL && self->overwritten != NULL) {
+        PyObject *made = PyDict_GetItemWithError(self->at_once, given[0]);
+        if (made == NULL) PyErr_Clear(); /* it cannot be hashed */
+        int is_at_once = made == NULL ? 0 : runs_at_once(self, given[1], given[2]);
+        if (is_at_once < 0) return NULL;
+        if (is_at_once) return run_at_once(given[0], given[1], given[2], made);
+    }
     Call call, after;
     int is_described = 0;
     if (self->context != NULL) is_described = describe_given(&call, self, given[0], given[1], given[2]);
@@ -1052,10 +1099,10 @@ static PyObject *set_operator(PyObject *module, PyObject *args) {
 static PyObject *set_up(PyObject *module, PyObject *args) {
     PyTypeObject *kind;
     Layout new = {0};
-    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!OOO!", &PyType_Type, &new.lazy, &PyType_Type, &new.pending, &PyType_Type,
+    if (!PyArg_ParseTuple(args, "O!O!O!O!O!O!O!O!O!OOO!", &PyType_Type, &new.lazy, &PyType_Type, &new.pending, &PyType_Type,
                           &new.ragged, &PyType_Type, &kind, &PyType_Type, &new.parameter, &PyType_Type, &new.tensor,
-                          &PyType_Type, &new.size, &PyType_Type, &new.dtype, &new.materialise, &new.count_modes,
-                          &PyFrozenSet_Type, &new.arithmetic))
+                          &PyType_Type, &new.size, &PyType_Type, &new.dtype, &PyType_Type, &new.device, &new.materialise,
+                          &new.count_modes, &PyFrozenSet_Type, &new.arithmetic))
         return NULL;
     struct { PyTypeObject *type; const char *name; Py_ssize_t *offset; } slots[] = {
         {new.lazy, "kind", &new.kind}, {new.lazy, "ref", &new.ref}, {new.ragged, "length", &new.length},
@@ -1067,8 +1114,8 @@ static PyObject *set_up(PyObject *module, PyObject *args) {
     for (size_t i = 0; i < sizeof slots / sizeof slots[0]; i++)
         if ((*slots[i].offset = offset_of(slots[i].type, slots[i].name)) < 0) return NULL;
     PyObject *held[] = {(PyObject *)new.lazy, (PyObject *)new.pending, (PyObject *)new.ragged, (PyObject *)new.parameter,
-                        (PyObject *)new.tensor, (PyObject *)new.size, (PyObject *)new.dtype, new.materialise, new.count_modes,
-                        new.arithmetic};
+                        (PyObject *)new.tensor, (PyObject *)new.size, (PyObject *)new.dtype, (PyObject *)new.device, new.materialise,
+                        new.count_modes, new.arithmetic};
     for (size_t i = 0; i < sizeof held / sizeof held[0]; i++) Py_INCREF(held[i]); /* as long as the process lives */
     at = new;
     Py_RETURN_NONE;

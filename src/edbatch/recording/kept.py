@@ -9,6 +9,7 @@ their tensors take their places; wherever else one is, it behaves like its tenso
 from __future__ import annotations
 
 import functools
+import gc
 import types
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -80,8 +81,18 @@ def survivors(recorder: Recorder) -> list[Any]:
     ours = [*recorder.overwritten.held(), *recorder.assumed]
     recorder.let_go()
     known = {id(_value(kept)) for kept in ours} | {id(value) for value in recorder.copies}
-    found = [v for v in lazy.living() if hasattr(v, "kind") and v.kind.recorder is recorder]
-    return [*[v for v in found if id(v) not in known], *ours]
+    found = _living(recorder, known)
+    if found and recorder.has_captured:  # errors that were caught in a capture may hold its frames, in cycles
+        del found
+        gc.collect()
+        found = _living(recorder, known)
+    recorder.refuse_own_leaves(found)
+    return [*found, *ours]
+
+
+def _living(recorder: Recorder, known: set[int]) -> list[Any]:
+    assert lazy.living is not None
+    return [v for v in lazy.living() if hasattr(v, "kind") and v.kind.recorder is recorder and id(v) not in known]
 
 
 def _value(kept: Any) -> Lazy:

@@ -132,11 +132,13 @@ def _is_leaf(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
     if type(args[0]) is not Ragged and (value := recorder.resolve(args[0])).ref < 0:
         with DisableTorchFunction():
             return recorder.tensor_of(value.ref).is_leaf
+    if recorder.lineage.is_own_leaf(args[0]):
+        return True
     return not _requires_grad(recorder, func, args, kwargs)
 
 
 def _grad_fn(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
-    if not _requires_grad(recorder, func, args, kwargs):
+    if recorder.lineage.is_own_leaf(args[0]) or not _requires_grad(recorder, func, args, kwargs):
         return None
     return _ask_outside(recorder, func, args, kwargs)
 
@@ -149,13 +151,19 @@ def _grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _set_requires_grad(recorder: Recorder, func: Any, args: Any, kwargs: Any) -> Any:
+    """`requires_grad_()`. Of what an example has made, which no gradient leads on from, nobody can see one: such a
+    value only says that it requires one, and so does what follows from it. See `Recorder.refuse_own_leaves`."""
     value = args[0]
     wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
-    if not isinstance(value, Lazy) or _requires_grad(recorder, func, args, kwargs) != wanted:
+    if isinstance(value, Lazy) and _requires_grad(recorder, func, args, kwargs) == wanted:
+        return value
+    is_own = isinstance(value, Lazy) and type(value) is not Ragged and recorder.resolve(value).ref >= 0
+    if not (is_own and wanted and value.kind.spec.is_float):
         raise RecordingError(
             "requires_grad_ was called on a lazy value, but which values have gradients follows from the parameters "
             "and the tensors given to the batched function; let those require gradients, or use detach()"
         )
+    recorder.lineage.note_leaf(recorder.resolve(value).ref)
     return value
 
 

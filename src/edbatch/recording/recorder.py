@@ -33,6 +33,7 @@ from edbatch.recording.calls.signature import Parts
 from edbatch.recording.given import GivenValues
 from edbatch.recording.in_place_calls import in_place
 from edbatch.recording.kept import Assumption, tensor_of
+from edbatch.recording.made import MAKING, MadeTensors
 from edbatch.recording.program.attributes import Same
 from edbatch.recording.program.marking import CellFunction, is_row_wise
 from edbatch.recording.questions import ask
@@ -46,6 +47,7 @@ from edbatch.recording.values.lineage import Lineage
 from edbatch.recording.values.ragged import dense
 from edbatch.recording.values.refusals import refuse
 from edbatch.spec import OWN_RULES, Spec, is_tensor, own_rules
+from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableTorchFunction, set_grad_enabled
 from edbatch.torch_insides.modules import backward_hooks_in, compiled_call_of
 
@@ -81,6 +83,7 @@ class Recorder:
     ):
         self.codes = codes  # numbers of the user's functions; None if nobody asks which of them records
         self.kernels = kernels
+        self._num_captured = kernels.num_captured
         self.names = names
         self.device = device
         self.types, self.args = Numbers(), Numbers()
@@ -99,6 +102,9 @@ class Recorder:
         self._read: list[torch.Tensor] = []  # shared tensors from which something was computed while recording
         self._by_memory: dict[int, list[int]] = {}  # for each storage, the inputs from outside in it
         self._num_in_python = 0
+        self._shared_memories: set[int | None] = set()  # those that nodes of the first `_num_seen` types read
+        self._num_seen = 0
+        self.made = MadeTensors()
         self.sites, self.spans = Numbers(), Numbers()  # where the user's code recorded the nodes: see `Recording`
         self.shared = SharedTensors(self, shared)
         self._all_entries: list[Entry] = []  # of each type
@@ -123,6 +129,7 @@ class Recorder:
         self.parts: deque[writes.Part] = deque(maxlen=32)  # the last that were taken
         self.known_calls.note_part = self.parts.append
         self.overwritten = writes.Overwritten(self)
+        self.known_calls.at_once, self.known_calls.overwritten = {}, self.overwritten.values
         self.sums_grow_in: Context | None  # the present context; None while nothing can be recorded
         self.grad_in_training = True  # whether grad mode would be on here if it were on around the whole call
         self.refresh_context()
@@ -131,6 +138,7 @@ class Recorder:
     def begin(self, example: Sequence[Any]) -> list[Any]:
         """Begin the next example; returns its arguments, with lazy values in place of tensors."""
         self.starts.append(len(self.types))
+        self.made.clear()
         return [self.outside(x) if isinstance(x, torch.Tensor) else x for x in example]
 
     def end(self, output: Any) -> Any:
@@ -138,7 +146,18 @@ class Recorder:
         self.parts.clear()
         output = self.overwritten.swapped(output)
         settle(output, self)
+        if self.lineage.own_leaves:
+            self.refuse_own_leaves(pytree.tree_leaves(output))
         return output
+
+    def refuse_own_leaves(self, values: Sequence[Any]) -> None:
+        """Raise if the caller gets values that examples told to require gradients: he could ask for their `.grad`."""
+        if any(map(self.lineage.is_own_leaf, values)):
+            raise RecordingError(
+                "a value that the function made and called requires_grad_() on is returned or kept, but its .grad will "
+                "not be there: only tensors given to the batched function have one; give it as an argument, or return "
+                "a copy: x.clone()"
+            )
 
     # ---- the state around the recording
 
@@ -204,8 +223,10 @@ class Recorder:
 
     def _protect(self, written: list[torch.Tensor]) -> None:
         """Called before tensors are written in place: what nodes read from their memory is copied as it is now."""
-        self.changing = "it writes a tensor in place"
-        used = {memory_of(tensor) for node_type in self.node_types for tensor in node_type.shared}
+        used = self._shared_memories
+        for node_type in self.node_types[self._num_seen :]:
+            used.update(map(memory_of, node_type.shared))
+        self._num_seen = len(self.node_types)
         for memory in map(memory_of, written):
             if memory is None:
                 continue
@@ -239,6 +260,11 @@ class Recorder:
         self._outside_of.clear()
         self.overwritten.values.clear()
         self.parts.clear()
+
+    @property
+    def has_captured(self) -> bool:
+        """Whether a kernel was captured meanwhile: code of others ran, such as imports."""
+        return self.kernels.num_captured > self._num_captured
 
     def copy_outside(self, tensor: torch.Tensor) -> None:
         """Let what was recorded with a tensor read a copy of it, so that it is free."""
@@ -529,12 +555,20 @@ class Recorder:
             )
         if is_in_place(func) or kwargs.get("out") is not None:
             written = flatten(args[:1], {}) if is_in_place(func) else flatten((kwargs["out"],), {})
-            self._protect([v for v in written if is_tensor(v)])
+            written = [v for v in written if is_tensor(v)]
+            if not self.made.are_alone_in(func, written) or any(t in self.shared for t in tensors):
+                self.changing = "it writes a tensor in place"
+                self.made.clear()  # they may have become the memory of others
+            self._protect(written)
             return func(*args, **kwargs)
         if not any(isinstance(t, nn.Parameter) or self.shared.is_differentiable(t) for t in tensors):
             if any(t in self.shared for t in tensors):
                 self.reads_shared(tensors, func)
-            return func(*args, **kwargs)
+            result = func(*args, **kwargs)
+            self.made.note(func, result)
+            if func is not STACK and self.is_open:
+                self.known_calls.at_once[func] = self.made.table if func in MAKING else None
+            return result
         if (result := as_index(func, args, kwargs)) is not NotImplemented:
             return result
         if func is torch.Tensor.__getitem__:

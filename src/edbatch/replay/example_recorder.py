@@ -54,6 +54,7 @@ class PieceRecorder(Recorder):
         self.outside_starts.append(len(self._outside))
         self.columns.append([j for j, x in enumerate(example) if isinstance(x, Tensor)])
         self.changing = None
+        self.made.clear()
         values = list(example)
         for j in self.columns[-1]:
             values[j] = self.outside(example[j])

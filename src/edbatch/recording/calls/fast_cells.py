@@ -25,7 +25,7 @@ try:
     from edbatch.recording._calls import KnownCalls, ModuleCall, Named, Numbers, named_stack, set_up
 
     RECORDS_IN_C = True
-    _TORCH = nn.Parameter, torch.Tensor, torch.Size, torch.dtype
+    _TORCH = nn.Parameter, torch.Tensor, torch.Size, torch.dtype, torch.device
     set_up(Lazy, PendingSum, Ragged, Kind, *_TORCH, materialise, num_function_modes, frozenset(ARITHMETIC))
 except ImportError:
     RECORDS_IN_C = False

@@ -34,6 +34,7 @@ class SharedTensors:
         self._times_given: dict[int, int] = {}  # how often a computed result was given to the user, by its identity
         self._would_require_grad: set[int] = set()  # if gradients were on
         self._results: dict[Hashable, tuple[Any, int, list[torch.Tensor]]] = {}
+        self._reading: dict[int | None, list[Hashable]] = {}  # the results, by each memory that they were computed from
 
     def __contains__(self, tensor: torch.Tensor) -> bool:
         return isinstance(tensor, nn.Parameter) or id(tensor) in self.tensors
@@ -63,6 +64,8 @@ class SharedTensors:
         if draws.seen:
             return result
         self._results[key] = result, _version(result), parts.shared  # kept, since the key holds only their ids
+        for memory in set(map(memory_of, parts.shared)):
+            self._reading.setdefault(memory, []).append(key)
         made = [t for t in flatten((result,), {}) if isinstance(t, torch.Tensor) and t not in self]
         if made:
             self.tensors.update((id(t), t) for t in made)
@@ -102,9 +105,8 @@ class SharedTensors:
 
     def forget_results(self, memory: int) -> None:
         """Drop results that were computed from this memory, which is about to be written; they are computed again."""
-        stale = [key for key, (_, _, read) in self._results.items() if memory in map(memory_of, read)]
-        for key in stale:
-            del self._results[key]
+        for key in self._reading.pop(memory, ()):
+            self._results.pop(key, None)
 
 
 class Draws(QuietDispatchMode):  # type: ignore[no-untyped-call]
