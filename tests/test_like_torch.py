@@ -131,7 +131,7 @@ def test_masks_that_are_given_are_read_and_others_refused():
     like_torch(lambda x, mask: x[mask] * 2, CUBES, masks)
     like_torch(lambda x, mask: (x * 2)[:, mask[0]], CUBES, [[MASK4]] * 4)
     with pytest.raises(ValueReadError, match=r"torch\.where or masked_fill"):
-        edbatch.batch(lambda x: x[x > 0])(X)
+        edbatch.batch(lambda x: x[x * nn.Parameter(torch.ones(1)) > 0])(X)
     for index in (torch.tensor([True, False]), (..., torch.tensor([True]))):
         with pytest.raises(IndexError, match="mask"):
             edbatch.batch(lambda x, index=index: x[index])(X)

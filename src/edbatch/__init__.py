@@ -4,7 +4,7 @@ Write a PyTorch model for ONE example, with ordinary recursion, loops and ifs; `
 batches of different examples with few large kernels, forward and backward. One tree's way through the stages:
 
 1. *Record.* The model runs on every example with lazy values. Each call of a cell (a marked module, or one of torch's
-own) is one node.
+own) is one node; what is not marked and recurs, such as the last line of `encode`, is found and becomes one, too.
 
 >>> import torch, edbatch
 >>> leaf, node = torch.nn.Embedding(10, 4), torch.nn.Linear(8, 4)
@@ -15,13 +15,13 @@ own) is one node.
 >>> trees = [(1, (2, 3)), ((4, 5), (6, 7))]
 >>> graph = edbatch.record(encode, trees)
 >>> graph.num_nodes
-22
+12
 
 2. *Schedule.* A policy decides which type to launch next; all ready nodes of that type run as one batch.
 
 >>> schedule = edbatch.schedule(graph, edbatch.policies.BoundGreedy())
 >>> schedule.num_batches, graph.lower_bound()
-(7, 7)
+(3, 3)
 
 3. *Plan* and *run*. Values are rows of arenas, every batch writes one range of rows, and operands are views or one
 gather.

@@ -21,7 +21,7 @@ import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from itertools import chain, compress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,6 @@ from edbatch.recording.values.refusals import explained, refuse_tangents
 from edbatch.replay.example_recorder import PieceRecorder
 from edbatch.replay.joining import join
 from edbatch.replay.known_examples import LEAVES_VALUES, KnownExamples
-from edbatch.rewriting.find_cells import FoundCells, WithFoundCells
 from edbatch.rewriting.rewrite import rewrite
 from edbatch.runtime.arena import Pool
 from edbatch.runtime.backward import BatchedFunction, is_distributed
@@ -58,6 +57,10 @@ from edbatch.torch_insides import pytree
 from edbatch.torch_insides.modes import DisableAutocast, num_dispatch_modes
 from edbatch.torch_state.modules import buffers_of, modules_of, parameters_of
 from edbatch.torch_state.surroundings import Made, Surroundings, inside
+
+if TYPE_CHECKING:
+    from edbatch.rewriting.find_cells import WithFoundCells
+
 
 _HERE = (os.path.dirname(__file__), os.path.dirname(torch.__file__))
 
@@ -80,6 +83,8 @@ class Pipeline:
         self.kernels = KernelCache(self.paths)
         self.shortcuts = Shortcuts(self.root)
         self.type_sets = TypeSets()
+        from edbatch.rewriting.find_cells import FoundCells  # at first use: it imports what captures cells
+
         self.found = FoundCells()
         self.pool = Pool()
         self.ways = Ways()

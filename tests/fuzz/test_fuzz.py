@@ -139,7 +139,7 @@ def test_planted_faults_are_noticed(monkeypatch, plant, kind, words):
 @pytest.mark.parametrize(
     ("line", "kind"),
     [
-        (let("v", "{0}.sum().item()", "x"), "refused"),
+        (let("v", "({0} * nn.Parameter(torch.ones(3))).sum().item()", "x"), "refused"),
         (let("v", "{0} @ torch.ones(7)", "x"), "torch raises"),
         (let("v", "F.dropout({0}, 0.5)", "x"), "torch raises"),
     ],

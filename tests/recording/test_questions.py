@@ -249,7 +249,7 @@ def test_a_cell_that_returns_a_lazy_value_of_its_closure_is_refused():
 @pytest.mark.parametrize("use", [
     lambda h: torch.full((2,), h[0]), lambda h: torch.arange(h[0].long()), lambda h: torch.add(X[0], h, alpha=h[0]),
     lambda h: torch._C._functorch.get_unwrapped(h), torch.Tensor,
-    lambda h: torch.func.grad(torch.sum)(h), lambda h: torch.func.vmap(torch.sin)(h), torch.autograd.backward,
+    lambda h: torch.func.grad(torch.sum)(h), torch.autograd.backward,
 ])  # fmt: skip
 def test_code_in_c_that_takes_a_lazy_value_for_a_tensor_finds_none(use):
     """It would read foreign memory if lazy values did not begin as torch's own objects do."""

@@ -6,7 +6,17 @@ from torch import nn
 from torch.nn.modules import module as of_torch
 
 from edbatch.torch_insides import modules
-from edbatch.torch_insides.modules import BUFFERS, CALL, CHILDREN, HOOKS, INTERNAL, PARAMETERS, REGISTERED, TABLES
+from edbatch.torch_insides.modules import (
+    BUFFERS,
+    CALL,
+    CHILDREN,
+    HOOKS,
+    INTERNAL,
+    PARAMETERS,
+    REGISTERED,
+    TABLES,
+    remove_forward_pre_hook,
+)  # fmt: skip
 
 
 class Model(nn.Module):
@@ -106,3 +116,19 @@ def test_a_module_tells_whether_it_is_compiled():
 def test_all_kinds_of_batch_norm_are_one(kind):
     assert isinstance(kind(2), modules.BatchNorm)
     assert not isinstance(nn.LayerNorm(2), modules.BatchNorm)
+
+
+def test_one_forward_pre_hook_is_removed_and_others_stay():
+    module, calls = torch.nn.Linear(1, 1), []
+
+    def first(*_):
+        calls.append("first")
+
+    def second(*_):
+        calls.append("second")
+
+    module.register_forward_pre_hook(first)
+    module.register_forward_pre_hook(second)
+    remove_forward_pre_hook(module, first)
+    module(torch.ones(1))
+    assert calls == ["second"]

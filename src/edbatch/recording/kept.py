@@ -100,8 +100,12 @@ def _value(kept: Any) -> Lazy:
 
 
 def with_kept(results: Results, recorder: Recorder, kept: Sequence[Any]) -> Results:
-    """The results with groups for what is kept."""
-    values = [Value.of(_value(v), recorder) for v in kept]
+    """The results with groups for what is kept. Tensors that examples brought with them are there already."""
+    given = [v for v in kept if type(v) is Lazy and type(v.ref) is int and v.ref < 0]
+    for value in given:
+        value.kind, value.ref = Kind(value.kind.spec, AfterCall()), recorder.tensor_of(value.ref)
+    kept = [*[v for v in kept if not any(v is value for value in given)], *given]
+    values = [Value.of(_value(v), recorder) for v in kept[: len(kept) - len(given)]]
     return results.keeping(kept, groups(KEPT, values))
 
 

@@ -5,6 +5,7 @@ One autograd.Function per call is wrapped around the forward that has already ru
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
@@ -13,12 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from edbatch.cells.kernel import Mask
 from edbatch.errors import GradientError
 from edbatch.recording.calls.shared import memory_of
 from edbatch.recording.results import Group
 from edbatch.runtime.arena import Lease
 from edbatch.runtime.binding import Binding
 from edbatch.runtime.execution import Execution
+from edbatch.runtime.needs import differentiable
 from edbatch.torch_insides.modes import DisableAutocast, keeps_graph
 from edbatch.torch_insides.tensors import hooks_of
 from edbatch.torch_state.outside_compile import outside_compile
@@ -74,7 +77,7 @@ def backward(execution: Execution, groups: Sequence[Group], grads: Sequence[Tens
             arena = arenas[execution.plan.recording.arena_of[group.spec]]
             assert arena is not None
             arena.index_add_(0, torch.from_numpy(execution.plan.group_rows(group)).to(arena.device), gradient)
-    is_reached = _reached(execution, groups, grads)
+    reached = _reached(execution, groups, grads)
     deferred: list[list[Tensor]] = [
         [lease.take(spec, size) for spec in programs.deferred]
         for programs, size in zip(execution.programs, execution.type_sizes, strict=True)
@@ -82,7 +85,7 @@ def backward(execution: Execution, groups: Sequence[Group], grads: Sequence[Tens
     sums: list[dict[Any, Any]] = [{} for _ in execution.types]
     launch = [
         programs.backward.bind(Binding(execution, t, lease).with_gradients(arenas, ways, deferred[t], sums[t]))
-        if is_reached[t] and programs.backward is not None
+        if any(reached[t]) and programs.backward is not None
         else None
         for t, programs in enumerate(execution.programs)
     ]
@@ -91,9 +94,9 @@ def backward(execution: Execution, groups: Sequence[Group], grads: Sequence[Tens
         run = launch[batch_types[batch]]
         if run is not None:
             run(batch)
-    total = _finish(execution, arenas, deferred, sums, is_reached)
+    total = _finish(execution, arenas, deferred, sums, reached)
     given = [group for group, gradient in zip(groups, grads, strict=True) if gradient is not None]
-    _outside_gradients(execution, arenas, total, is_reached, given)
+    _outside_gradients(execution, arenas, total, reached, given)
     lease.release()
     return total
 
@@ -103,18 +106,18 @@ def is_distributed() -> bool:
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def _reached(execution: Execution, groups: Sequence[Group], grads: Sequence[Tensor | None]) -> list[bool]:
-    """The types that a gradient reaches: all of them, if every result has one."""
+def _reached(execution: Execution, groups: Sequence[Group], grads: Sequence[Tensor | None]) -> list[Mask]:
+    """Of each type the outputs that a gradient reaches: all that want one, if every result has one."""
+    assert execution.needs is not None
     pairs = [(g, gradient) for g, gradient in zip(groups, grads, strict=True) if g.needs_grad]
     if all(gradient is not None for _, gradient in pairs):
-        return [True] * len(execution.types)
-    assert execution.needs is not None
+        return list(execution.needs.outs)
     recording = execution.plan.recording
     is_result = np.zeros(len(recording.table.output_arenas), dtype=np.bool_)
     for group, gradient in pairs:
         if gradient is not None:
             is_result[recording.outputs_of(group.refs)] = True
-    return execution.needs.reached(recording.table, is_result)
+    return execution.needs.reached(execution.types, recording.table, is_result)
 
 
 def gradient_arenas(
@@ -180,7 +183,7 @@ def _finish(
     arenas: list[Tensor | None],
     deferred: list[list[Tensor]],
     sums: list[dict[Any, Any]],
-    is_reached: list[bool],
+    reached: list[Mask],
 ) -> dict[int, Tensor]:
     """The gradients of shared tensors, by identity: one product per weight and type over all rows of the mini-batch."""
     batches: dict[int, list[int]] = {}
@@ -189,7 +192,7 @@ def _finish(
     total: dict[int, Tensor] = {}
     for t, node_type in enumerate(execution.types):
         programs = execution.programs[t]
-        if programs.backward is None or not node_type.shared or not is_reached[t]:
+        if programs.backward is None or not node_type.shared or not any(reached[t]):
             continue
         rows = [
             None
@@ -204,24 +207,35 @@ def _finish(
         gradients = programs.finish(
             size, rows, outs, execution.saved[t], execution.prologues[t], grads, deferred[t], sums[t]
         )
-        for tensor, gradient in zip(node_type.shared, gradients, strict=True):
-            if gradient is not None:
+        for k, (tensor, gradient) in enumerate(zip(node_type.shared, gradients, strict=True)):
+            if gradient is not None and _reaches(execution, t, k, reached[t]):
                 known = total.get(id(tensor))
                 total[id(tensor)] = gradient if known is None else known + gradient
     return total
+
+
+def _reaches(execution: Execution, t: int, shared: int, reached: Mask) -> bool:
+    """Whether a gradient of these outputs of a type flows to a shared tensor: else it has none, instead of zeros."""
+    assert execution.needs is not None
+    if reached == execution.needs.outs[t]:
+        return True
+    node_type = execution.types[t]
+    alone = tuple([other == shared for other in range(len(node_type.shared))])
+    outputs = differentiable(node_type, (False,) * len(node_type.slots), alone)
+    return any(map(operator.and_, outputs, reached))
 
 
 def _outside_gradients(
     execution: Execution,
     arenas: list[Tensor | None],
     total: dict[int, Tensor],
-    is_reached: list[bool],
+    reached_outs: list[Mask],
     groups: Sequence[Group],
 ) -> None:
     """The gradients of tensors from outside, by identity; none where nothing that is reached reads one."""
     recording, needs = execution.plan.recording, execution.needs
     assert needs is not None
-    is_wanted = [on and any(outs) for on, outs in zip(is_reached, needs.outs, strict=True)]
+    is_wanted = [any(outs) and any(wanted) for outs, wanted in zip(reached_outs, needs.outs, strict=True)]
     reached = set(map(id, needs.reached_outside(recording, is_wanted, groups)))
     rows = recording.outside_rows[1].tolist()
     for tensor, spec, row in zip(recording.outside, recording.outside_specs, rows, strict=True):

@@ -37,11 +37,26 @@ class Needs:
     differentiable: Bools
     by_output: Bools
 
-    def reached(self, table: SlotTable, results: Bools) -> list[bool]:
-        """The types that gradients of some of the results reach."""
-        slots = np.array([need for rows in self.rows for need in rows], dtype=np.bool_)
-        found = reached_outputs(table, self.by_output, self.differentiable, slots, results)
-        return [bool(found[a:b].any()) for a, b in pairwise(table.output_starts.tolist())]
+    def reached(self, types: Sequence[NodeType], table: SlotTable, results: Bools) -> list[Mask]:
+        """The outputs of each type that gradients of some of the results reach."""
+        passes, found = self._passing(types, table), self.differentiable & results
+        while True:
+            is_read = (passes & found).any(axis=1)
+            before, found = found, self.differentiable & (results | self.by_output[is_read].any(axis=0))
+            if np.array_equal(before, found):
+                return [tuple(found[a:b].tolist()) for a, b in pairwise(table.output_starts.tolist())]
+
+    def _passing(self, types: Sequence[NodeType], table: SlotTable) -> Bools:
+        """For each slot that wants a gradient, the outputs of its type whose gradients flow to it."""
+        found = np.zeros((len(self.by_output), len(self.differentiable)), np.bool_)
+        for t, (node_type, rows) in enumerate(zip(types, self.rows, strict=True)):
+            outputs = slice(table.output_starts[t], table.output_starts[t + 1])
+            for slot in (slot for slot, need in enumerate(rows) if need):
+                alone = tuple(other == slot for other in range(len(rows)))
+                found[table.starts[t] + slot, outputs] = differentiable(
+                    node_type, alone, (False,) * len(node_type.shared)
+                )
+        return found
 
     def reached_outside(
         self, recording: Recording, is_reached: Sequence[bool], groups: Iterable[Group]
@@ -78,6 +93,11 @@ class Needs:
     def __repr__(self) -> str:
         outputs = sum(map(sum, self.outs))
         return f"Needs({outputs} outputs of {sum(map(any, self.outs))} types take part in backward)"
+
+
+def differentiable(node_type: NodeType, rows: Mask, shared: Mask) -> Mask:
+    """The outputs of a type whose gradients flow to some of these operands or shared tensors."""
+    return node_type.kernel.differentiable(rows, shared)
 
 
 def needs_of_results(recording: Recording, results: Results) -> tuple[Needs | None, Results]:
