@@ -485,7 +485,7 @@ def programs(draw):
     return "\n".join(lines), draw(st.lists(choices, min_size=2, max_size=8))
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(programs())
 def test_merged_as_not_merged_as_one_by_one(program):
     source, choices = program

@@ -82,7 +82,7 @@ def record(program):
     return keys, recording.types.tolist(), recording.args.tolist()
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=80, deadline=None)
 @given(program=st.lists(steps, min_size=1, max_size=8))
 def test_random_programs_are_recorded_as_in_python(long_way, as_recorded, program):  # noqa: F811
     assert record(program) == long_way(record, program)

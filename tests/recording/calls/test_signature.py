@@ -275,7 +275,7 @@ def long_way(monkeypatch):
     return do
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(program=st.lists(calls, min_size=1, max_size=4))
 def test_short_cuts_record_what_the_long_way_records(long_way, as_recorded, program):
     assert record(program) == long_way(record, program)
