@@ -262,7 +262,7 @@ class Pipeline:
         is_reached = [any(outs) for outs in needs.outs]
         reached = compress(recorded.node_types, is_reached)
         tensors = [t for node_type in reached for t in node_type.shared]
-        tensors += needs.reached_outside(recorded, is_reached, results.groups)
+        tensors += needs.reached_outside(recorded, needs.outs, results.groups)
         if self.root is not None and is_distributed():
             tensors += parameters_of(modules_of([self.root]))
         inputs = list({id(t): t for t in tensors if t.requires_grad}.values())

@@ -594,3 +594,16 @@ def a_part_after_another_view(x):
 def test_writes_that_a_living_view_would_see_are_refused(function):
     with pytest.raises(InPlaceError, match=r"such as a view of it"):
         edbatch.batch(function)([x.clone() for x in MATRICES])
+
+
+def test_numbers_and_flags_are_written_into_values():
+    def flags(x):
+        z, is_large = x[0].clone(), x > 0
+        z[1] = True
+        is_large[0] = False
+        return z * 2, is_large
+
+    batched = edbatch.batch(flags)
+    columns = torch.randn(4, 3, 3, dtype=torch.float64)
+    for ours, theirs in zip(batched(columns), zip(*map(flags, columns), strict=True), strict=True):
+        assert torch.equal(ours, torch.stack(theirs))

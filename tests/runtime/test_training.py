@@ -340,3 +340,31 @@ def test_hooks_of_parameters_that_the_loss_does_not_reach_see_zeros():
     one, _ = edbatch.batch(lambda x: (x * parameters[0], torch.tanh(x + parameters[1])))([torch.ones(3)])
     one.sum().backward()
     assert [gradient.tolist() for gradient in seen] == [[0.0, 0.0, 0.0]]
+
+
+class FirstState(nn.Module):
+    """A parameter is the first state; the second result does not depend on states."""
+
+    def __init__(self):
+        super().__init__()
+        self.state, self.of_state, self.of_input = nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)
+        self.first = nn.Parameter(torch.randn(3))
+
+    def step(self, h, x):
+        return torch.tanh(self.of_state(h) + x), torch.sigmoid(self.of_input(x))
+
+    def forward(self, x, n):
+        h, total = self.first, 0
+        for i in range(n):
+            h, y = self.step(h, x[i])
+            total = total + y
+        return h, total
+
+
+def test_a_first_state_that_no_gradient_reaches_has_none(compilation):
+    model, x = FirstState().double(), torch.randn(6, 5, 3, dtype=torch.float64)
+    batched = edbatch.batch(model)
+    batched(x, [2, 3, 4, 3, 2, 5])[1].sum().backward()
+    assert model.first.grad is None
+    assert model.of_state.weight.grad is None
+    assert model.of_input.weight.grad is not None

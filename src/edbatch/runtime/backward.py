@@ -235,8 +235,7 @@ def _outside_gradients(
     """The gradients of tensors from outside, by identity; none where nothing that is reached reads one."""
     recording, needs = execution.plan.recording, execution.needs
     assert needs is not None
-    is_wanted = [any(outs) and any(wanted) for outs, wanted in zip(reached_outs, needs.outs, strict=True)]
-    reached = set(map(id, needs.reached_outside(recording, is_wanted, groups)))
+    reached = set(map(id, needs.reached_outside(recording, reached_outs, groups)))
     rows = recording.outside_rows[1].tolist()
     for tensor, spec, row in zip(recording.outside, recording.outside_specs, rows, strict=True):
         arena = arenas[recording.arena_of[spec]] if id(tensor) in reached else None

@@ -58,22 +58,22 @@ class Needs:
                 )
         return found
 
-    def reached_outside(
-        self, recording: Recording, is_reached: Sequence[bool], groups: Iterable[Group]
-    ) -> list[Tensor]:
-        """The tensors of examples that gradients flow to: operands of types that are reached, or results themselves."""
+    def reached_outside(self, recording: Recording, reached: Sequence[Mask], groups: Iterable[Group]) -> list[Tensor]:
+        """The tensors of examples that gradients flow to: operands that outputs which are reached depend on, or results
+        themselves."""
         from edbatch.layout.layout_loops import read_from_outside
 
         if not any(t.requires_grad for t in recording.outside):
             return []
-        asked = [need and reached for rows, reached in zip(self.rows, is_reached, strict=True) for need in rows]
         table = recording.table
+        passes = self._passing(recording.node_types, table)
+        asked = (passes & np.array([is_on for outs in reached for is_on in outs], np.bool_)).any(axis=1)
         is_read = read_from_outside(
             recording.types,
             recording.args,
             table.starts,
             table.kinds,
-            np.array(asked, np.bool_),
+            asked,
             len(recording.outside),
         )
         for group in groups:

@@ -212,12 +212,13 @@ def put_at(recorder: Recorder, value: Lazy, items: Sequence[Any], new: Any) -> A
     return recorder.record_op(put_items, (value, new, *items), Parts(recorder, is_cell=True))
 
 
-def put_items(value: torch.Tensor, new: torch.Tensor, *index: Any) -> torch.Tensor:
+def put_items(value: torch.Tensor, new: Any, *index: Any) -> torch.Tensor:
     """A copy of `value` with `new` at an index."""
     places = torch.arange(value.numel(), device=value.device).reshape(value.shape)
     is_plain = not any(isinstance(i, _List) or (isinstance(i, torch.Tensor) and i.ndim) for i in index)
     places = (take_items if is_plain else take_mixed)(places, *index)
-    new = new.to(value.dtype)
+    new = new.to(value.dtype) if isinstance(new, torch.Tensor) else torch.full((), new, dtype=value.dtype)
+    new = new.to(value.device)
     new = new.reshape(new.shape[max(new.ndim - places.ndim, 0) :]).expand(places.shape)
     return value.reshape(-1).scatter(0, places.reshape(-1), new.reshape(-1)).reshape(value.shape)
 
