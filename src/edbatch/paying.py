@@ -14,7 +14,6 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from edbatch.layout.layout import Slot
 from edbatch.recording.types.type_set import NodeType
 from edbatch.runtime.plan import Plan
 
@@ -36,15 +35,15 @@ class Costs(NamedTuple):
     op: float
 
 
-INFERENCE = Costs(call=300, type=40, node=0.6, python=8, batch=6, op=4)
-TRAINING = Costs(call=800, type=100, node=0.6, python=8, batch=15, op=14)
+INFERENCE = Costs(call=300, type=40, node=0.6, python=8, batch=6, op=2.5)
+TRAINING = Costs(call=800, type=100, node=0.6, python=8, batch=15, op=8)
 
 
 class Estimate(NamedTuple):
     """Microseconds beside the arithmetic.
 
-    batch_size: nodes in a batch, on average. has_numbers: whether cells are given numbers of examples, which reach
-    them as tensors, one by one, too.
+    batch_size: nodes in a batch, on average. has_numbers: whether torch's modules are given numbers of examples, which
+    reach them as tensors, one by one, too.
     """
 
     batched: float
@@ -63,7 +62,7 @@ class Estimate(NamedTuple):
         )
 
 
-def estimate(plan: Plan, *, trains: bool) -> Estimate:
+def estimate(plan: Plan, *, trains: bool, has_numbers: bool) -> Estimate:
     """What calls like this one cost when all kernels are compiled."""
     costs, types = TRAINING if trains else INFERENCE, plan.recording.node_types
     nodes, batches = Counter(plan.graph.types.tolist()), Counter(plan.schedule.batch_types.tolist())
@@ -76,7 +75,6 @@ def estimate(plan: Plan, *, trains: bool) -> Estimate:
         copied = nodes[t] * _row_bytes(node_type) / BYTES_PER_US
         one_by_one += nodes[t] * alone + (nodes[t] - batches[t]) * _weight_bytes(node_type) / BYTES_PER_US
         batched += copied + (nodes if node_type.kernel.reason is not None else batches)[t] * (costs.batch + alone / 3)
-    has_numbers = any(Slot.DATA in node_type.slots for node_type in types)
     return Estimate(batched, one_by_one, nodes.total() / max(1, batches.total()), has_numbers)
 
 

@@ -115,7 +115,7 @@ class Pipeline:
     def _judge(self, columns: Sequence[Any], execution: Execution, generator: bytes) -> None:
         """Whether calls like this one pay. One that has drawn random numbers does, as others would be drawn alone."""
         if generator == _generator_state():
-            found = estimate(execution.plan, trains=execution.needs is not None)
+            found = estimate(execution.plan, trains=execution.needs is not None, has_numbers=self.kernels.gives_numbers)
             self.ways.judge(self._kind_of_call(columns), found)
 
     def __call__(

@@ -121,6 +121,7 @@ def _new_type(recorder: Recorder, target: Any, args: Any, kwargs: Any, parts: Pa
     is_view = any(target is function for function in VIEWING)
     shared, again = (*parts.shared, *kernel.enclosed), None if parts.generators else function
     is_marked = cell is not None and cell.is_marked
+    recorder.kernels.gives_numbers |= cell is not None and not is_marked and Slot.DATA in slots
     return NodeType(name, kernel, slots, rows, shared, per_row, is_view, again, is_marked)
 
 

@@ -96,6 +96,7 @@ class KernelCache:
         self.paths = paths
         self.made = MadeModules(paths)
         self.growth = Growth()
+        self.gives_numbers = False  # whether a module of torch has been given numbers of examples
         self.num_captured = 0
         self._kernels: dict[Any, dict[Hashable, dict[Hashable, Kernel]]] = {}
         self._cells: dict[tuple[int, ...], tuple[Watch, Cell]] = {}  # by the ids of a target and its owners
